@@ -1,0 +1,1 @@
+//! DMA memory, the ledger and release proofs.

@@ -1,0 +1,2 @@
+//! The driver.
+#![forbid(unsafe_code)]

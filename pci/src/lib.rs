@@ -1,0 +1,1 @@
+//! PCI functions from user space.

@@ -1,0 +1,2 @@
+//! Bursts and completions.
+#![forbid(unsafe_code)]

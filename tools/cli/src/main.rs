@@ -1,0 +1,2 @@
+//! The failstop command.
+fn main() {}

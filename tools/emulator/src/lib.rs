@@ -1,0 +1,1 @@
+//! The emulated 82576.

@@ -1,0 +1,2 @@
+//! Set-up, tests and virtual machines.
+fn main() {}
