@@ -1,0 +1,1 @@
+//! vfio-user: a PCI function served by another process.
