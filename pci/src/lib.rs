@@ -1,6 +1,10 @@
 //! PCI functions from user space: sysfs, config space, BAR windows, doorbells, interrupts, reset,
 //! and the transports that carry them (VFIO container, VFIO cdev with iommufd, vfio-user).
 
+pub mod barrier;
+pub mod clock;
 pub mod id;
+mod mapped;
 pub mod register;
 pub mod transport;
+pub mod window;

@@ -1,0 +1,456 @@
+//! BAR windows: bounded, typed, replaceable register access.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use crate::clock::Clock;
+use crate::id::{DeviceId, Generation};
+use crate::mapped::Mapped;
+use crate::register::{ReadClear, Reg, Value};
+use crate::transport::{RegionIndex, Transport};
+
+/// A BAR that cannot be used.
+#[derive(Debug, Error)]
+pub enum WindowError {
+    /// The BAR is absent or smaller than the provider's registers.
+    #[error(
+        "{device}: BAR {bar} has {size:#x} bytes, the driver needs {needed:#x}: not the device that its ids say, or its BARs were not assigned"
+    )]
+    TooSmall {
+        /// The function's name.
+        device: String,
+        /// Which BAR.
+        bar: u8,
+        /// Bytes there are.
+        size: u64,
+        /// Bytes needed.
+        needed: u64,
+    },
+    /// Mapping failed.
+    #[error("{device}: could not map BAR {bar}")]
+    Map {
+        /// The function's name.
+        device: String,
+        /// Which BAR.
+        bar: u8,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One generation's view of a memory BAR.
+///
+/// Reads and writes cannot fail: a function that is gone reads all-ones, as on the bus, and so does
+/// a window that was detached. Parts that the transport lets us map are accessed directly, the
+/// others by its messages.
+#[derive(Debug)]
+pub struct Window {
+    transport: Arc<dyn Transport>,
+    generation: Generation,
+    bar: u8,
+    size: u64,
+    areas: Vec<(u64, Mapped)>,
+    detached: AtomicBool,
+}
+
+impl Window {
+    /// Opens BAR `bar` for the driver of `generation`, which needs its first `needed` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`WindowError`].
+    pub fn open(
+        transport: Arc<dyn Transport>,
+        generation: Generation,
+        bar: u8,
+        needed: u64,
+    ) -> Result<Arc<Self>, WindowError> {
+        let region = transport.region(RegionIndex::Bar(bar));
+        let device = || transport.name().to_owned();
+        if region.size < needed {
+            return Err(WindowError::TooSmall {
+                device: device(),
+                bar,
+                size: region.size,
+                needed,
+            });
+        }
+        let mut areas = Vec::new();
+        for &(offset, len) in &region.mappable {
+            let map = || -> io::Result<Mapped> {
+                let len = usize::try_from(len).map_err(io::Error::other)?;
+                let (file, at) = transport.region_file(RegionIndex::Bar(bar), offset)?;
+                Mapped::new(file.as_fd(), at, len)
+            };
+            areas.push((
+                offset,
+                map().map_err(|source| WindowError::Map {
+                    device: device(),
+                    bar,
+                    source,
+                })?,
+            ));
+        }
+        let detached = AtomicBool::new(false);
+        Ok(Arc::new(Self {
+            generation,
+            bar,
+            size: region.size,
+            areas,
+            detached,
+            transport,
+        }))
+    }
+
+    /// The function that this window shows.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.transport.id()
+    }
+
+    /// The function's name, for messages.
+    #[must_use]
+    pub fn device_name(&self) -> &str {
+        self.transport.name()
+    }
+
+    /// The life that this window belongs to.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Reads a register.
+    #[must_use]
+    pub fn read<V: Value>(&self, register: Reg<V>) -> V {
+        V::from_bits(self.read_at(register.offset()))
+    }
+
+    /// Writes a register. The write may be posted: read something afterwards to know that it arrived.
+    pub fn write<V: Value>(&self, register: Reg<V>, value: V) {
+        let offset = register.offset();
+        if let Some(cell) = self.cell(offset) {
+            cell.write(value.bits());
+        } else if self.reaches(offset) {
+            let bits = value.bits().to_le_bytes();
+            if let Err(error) = self.transport.write(
+                self.generation,
+                RegionIndex::Bar(self.bar),
+                offset.into(),
+                &bits,
+            ) {
+                log::debug!("{error}");
+            }
+        }
+    }
+
+    /// Changes some bits of a register: reads, applies `change`, writes.
+    pub fn update<V: Value>(&self, register: Reg<V>, change: impl FnOnce(V) -> V) {
+        self.write(register, change(self.read(register)));
+    }
+
+    fn read_at(&self, offset: u32) -> u32 {
+        if let Some(cell) = self.cell(offset) {
+            return cell.read();
+        }
+        let mut bits = [0xff; 4];
+        if !self.reaches(offset) {
+            return u32::MAX;
+        }
+        match self.transport.read(
+            self.generation,
+            RegionIndex::Bar(self.bar),
+            offset.into(),
+            &mut bits,
+        ) {
+            Ok(()) => u32::from_le_bytes(bits),
+            Err(error) => {
+                log::debug!("{error}");
+                u32::MAX
+            }
+        }
+    }
+
+    fn cell(&self, offset: u32) -> Option<crate::mapped::Cell<'_>> {
+        self.areas.iter().find_map(|(start, map)| {
+            let into = u64::from(offset).checked_sub(*start)?;
+            map.cell(usize::try_from(into).ok()?)
+        })
+    }
+
+    /// Whether messages may go to this offset.
+    fn reaches(&self, offset: u32) -> bool {
+        let inside = u64::from(offset) + 4 <= self.size;
+        if !inside {
+            log::error!(
+                "{}: register {offset:#x} is outside BAR {}",
+                self.transport.name(),
+                self.bar
+            );
+        }
+        inside && !self.detached.load(Ordering::Acquire)
+    }
+
+    /// A register to be written once per burst, its bounds paid for here; none outside the BAR.
+    #[must_use]
+    pub fn doorbell<V: Value>(self: &Arc<Self>, register: Reg<V>) -> Option<Doorbell> {
+        Doorbell::new(self.clone(), register.offset())
+    }
+
+    /// Ends this window [R4.3]: from the return of this call on nothing that is read or written
+    /// through it, or through doorbells made from it, reaches the function. Reads give all-ones.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not place the private pages; the window may still show the device then.
+    pub fn detach(&self) -> io::Result<()> {
+        self.detached.store(true, Ordering::Release);
+        self.transport.expire(self.generation);
+        self.areas.iter().try_for_each(|(_, map)| map.detach())
+    }
+
+    /// Whether this window no longer shows the device: detached, or replaced by the SIGBUS guard.
+    #[must_use]
+    pub fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire) || self.areas.iter().any(|(_, map)| map.is_detached())
+    }
+
+    /// Polls a register every `interval` until `ready` says yes.
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer`] after `deadline`, or at once when the register reads all-ones.
+    pub fn wait<V: Value>(
+        &self,
+        clock: &dyn Clock,
+        register: Reg<V>,
+        deadline: Duration,
+        interval: Duration,
+        mut ready: impl FnMut(V) -> bool,
+    ) -> Result<V, NoAnswer> {
+        let end = clock.now() + deadline;
+        loop {
+            let value = self.read(register);
+            if value.bits() == u32::MAX {
+                return Err(NoAnswer::Gone {
+                    register: register.offset(),
+                    value: u32::MAX,
+                });
+            }
+            if ready(value) {
+                return Ok(value);
+            }
+            if clock.now() >= end {
+                let value = value.bits();
+                return Err(NoAnswer::TimedOut {
+                    register: register.offset(),
+                    value,
+                    deadline,
+                });
+            }
+            clock.sleep(interval);
+        }
+    }
+
+    /// Polls until `stop.stop` reads clear, lets the device settle, and reads again: the only
+    /// place where a [`Stopped`] is made, so that there is none without a reading [R3.1].
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer`] when a bit is still set at the deadline, or when a reading does not show
+    /// `stop.alive`: the function is gone, whether it reads all-ones or all-zero (C32).
+    pub fn wait_stopped(&self, clock: &dyn Clock, stop: &StopBit) -> Result<Stopped, NoAnswer> {
+        let register: Reg<u32> = Reg::at(stop.register);
+        let end = clock.now() + stop.deadline;
+        let read = || {
+            let value = self.read(register);
+            let alive = value != u32::MAX && value & stop.alive.get() == stop.alive.get();
+            if alive {
+                Ok(value)
+            } else {
+                Err(NoAnswer::Gone {
+                    register: stop.register,
+                    value,
+                })
+            }
+        };
+        loop {
+            if read()? & stop.stop.get() == 0 {
+                clock.sleep(stop.settle);
+                let value = read()?;
+                if value & stop.stop.get() == 0 {
+                    return Ok(Stopped {
+                        device: self.device(),
+                        generation: self.generation,
+                    });
+                }
+            }
+            if clock.now() >= end {
+                let value = read()?;
+                return Err(NoAnswer::TimedOut {
+                    register: stop.register,
+                    value,
+                    deadline: stop.deadline,
+                });
+            }
+            clock.sleep(stop.interval);
+        }
+    }
+}
+
+/// The exclusive use of a window's registers: what reads that clear need.
+#[derive(Debug)]
+pub struct Registers(Arc<Window>);
+
+impl Registers {
+    /// Takes the window.
+    #[must_use]
+    pub fn new(window: Arc<Window>) -> Self {
+        Self(window)
+    }
+
+    /// The window, for handles that only read and write.
+    #[must_use]
+    pub fn window(&self) -> &Arc<Window> {
+        &self.0
+    }
+
+    /// Reads a register that the reading clears.
+    pub fn take<V: Value>(&mut self, register: ReadClear<V>) -> V {
+        V::from_bits(self.0.read_at(register.offset()))
+    }
+}
+
+impl Deref for Registers {
+    type Target = Window;
+
+    fn deref(&self) -> &Window {
+        &self.0
+    }
+}
+
+/// How one register says that a queue stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct StopBit {
+    /// Bytes from the BAR's start.
+    pub register: u32,
+    /// The bits that read 0 once stopped.
+    pub stop: NonZeroU32,
+    /// Bits of the same register that the driver set and the reading must show: proof of life.
+    pub alive: NonZeroU32,
+    /// How long the device may take.
+    pub deadline: Duration,
+    /// Time between two readings.
+    pub interval: Duration,
+    /// How long writes that the device had under way may take to land after the bit reads 0.
+    pub settle: Duration,
+}
+
+/// A reading that a queue stopped, by a function that is alive. Names the device and the generation.
+#[must_use]
+#[derive(Debug)]
+pub struct Stopped {
+    device: DeviceId,
+    generation: Generation,
+}
+
+impl Stopped {
+    /// Which function said so.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// In which life.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+}
+
+/// A register did not come to say what was waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum NoAnswer {
+    /// It still said otherwise at the deadline.
+    #[error("register {register:#x} still reads {value:#x} after {deadline:?}")]
+    TimedOut {
+        /// Bytes from the BAR's start.
+        register: u32,
+        /// The last reading.
+        value: u32,
+        /// How long was waited.
+        deadline: Duration,
+    },
+    /// The reading does not come from a living function.
+    #[error("register {register:#x} reads {value:#x}: the device is gone")]
+    Gone {
+        /// Bytes from the BAR's start.
+        register: u32,
+        /// The reading.
+        value: u32,
+    },
+}
+
+/// A tail register: written once per burst, after the descriptors.
+#[derive(Debug)]
+pub struct Doorbell {
+    cell: Option<crate::mapped::FixedCell>,
+    offset: u32,
+    window: Arc<Window>,
+}
+
+impl Doorbell {
+    #[expect(unsafe_code, reason = "keeps a checked register next to its window")]
+    fn new(window: Arc<Window>, offset: u32) -> Option<Self> {
+        // SAFETY: the window that the register belongs to is kept in the same value.
+        let cell = window
+            .cell(offset)
+            .map(|cell| unsafe { crate::mapped::FixedCell::new(cell) });
+        (cell.is_some() || window.reaches(offset)).then_some(Self {
+            cell,
+            offset,
+            window,
+        })
+    }
+
+    /// Tells the device: the descriptors written before are seen before `value`.
+    #[inline(always)]
+    pub fn ring(&self, value: u32) {
+        crate::barrier::before_doorbell();
+        match self.cell {
+            Some(cell) => cell.write(value),
+            None => self.message(value),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn message(&self, value: u32) {
+        let window = &self.window;
+        let bar = RegionIndex::Bar(window.bar);
+        if !window.detached.load(Ordering::Acquire)
+            && let Err(error) = window.transport.post(
+                window.generation,
+                bar,
+                self.offset.into(),
+                &value.to_le_bytes(),
+            )
+        {
+            log::debug!("{error}");
+        }
+    }
+}
