@@ -1,8 +1,10 @@
 //! PCI functions from user space: sysfs, config space, BAR windows, doorbells, interrupts, reset,
 //! and the transports that carry them (VFIO container, VFIO cdev with iommufd, vfio-user).
 
+pub mod address;
 pub mod barrier;
 pub mod clock;
+pub mod config;
 pub mod id;
 mod mapped;
 pub mod register;

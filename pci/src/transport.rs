@@ -401,7 +401,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ) -> Result<(), AccessError>;
 
     /// Ends `generation`: from the return of this call on, no read or write that names it or an
-    /// older one reaches the function. Mapped windows are replaced by [`crate::window::Window::detach`].
+    /// older one reaches the function, except in [`RegionIndex::Config`], which is exempt: the
+    /// ladder must turn bus mastering off on a function whose life is over [R4.2]. Mapped windows are replaced by [`crate::window::Window::detach`].
     fn expire(&self, generation: Generation);
 
     /// The file and the file offset that a mapping of a region's mappable part at `offset` needs.
