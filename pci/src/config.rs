@@ -1,7 +1,7 @@
 //! Configuration space: typed access through a transport, the command register, the header.
 //!
 //! Configuration accesses are exempt from generations ([`Transport::expire`]): the ladder must
-//! reach the command register of a function whose life is over [R4.2].
+//! reach the command register of a function whose life is over (R4.2).
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -186,7 +186,7 @@ impl<'a> ConfigSpace<'a> {
         self.read_u16(offset::STATUS).map(Status::from_bits_retain)
     }
 
-    /// Reads all of it: 256 or 4096 bytes, for [`Capabilities::parse`](crate::capabilities::Capabilities::parse).
+    /// Reads all of it: 256 or 4096 bytes, as the capability parser takes it.
     ///
     /// # Errors
     ///
@@ -296,7 +296,7 @@ pub enum CommandError {
     },
 }
 
-/// Witness: Bus Master Enable read back clear on a function that answered [R4.2].
+/// Witness: Bus Master Enable read back clear on a function that answered (R4.2).
 #[derive(Debug)]
 #[must_use]
 pub struct BusMasterOff {
@@ -361,7 +361,7 @@ impl CommandRegister {
     }
 
     /// Turns bus mastering on and reads it back. Only for a caller that holds the ladder's lock
-    /// and has looked at the broken state under it [R10].
+    /// and has looked at the broken state under it (R10).
     ///
     /// # Errors
     ///
@@ -370,7 +370,7 @@ impl CommandRegister {
         self.write_known(config, true)
     }
 
-    /// Writes the known word without Bus Master Enable and reads it back [R4.2].
+    /// Writes the known word without Bus Master Enable and reads it back (R4.2).
     ///
     /// # Errors
     ///

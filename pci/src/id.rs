@@ -25,7 +25,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// One life of an opened function, from a proven reset to the next [R10].
+/// One life of an opened function, from a proven reset to the next (R10).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Generation(u64);
 

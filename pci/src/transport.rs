@@ -60,7 +60,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How strongly a transport can revoke DMA by unmapping [R1].
+/// How strongly a transport can revoke DMA by unmapping (R1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strength {
     /// An IOMMU translates in hardware and the device holds no translations of its own (ATS off).
@@ -222,7 +222,7 @@ pub struct DmaLimits {
     pub entries_left: Option<u32>,
 }
 
-/// What an unmap did, whatever the transport calls it [R2]. Only `Exact` means that the range is
+/// What an unmap did, whatever the transport calls it (R2). Only `Exact` means that the range is
 /// gone from the device's address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unmapped {
@@ -259,7 +259,7 @@ pub enum AccessError {
         #[source]
         source: io::Error,
     },
-    /// The window belongs to a life of the device that is over [R4.3].
+    /// The window belongs to a life of the device that is over (R4.3).
     #[error("{device}: access to {region} by a handle of {generation}, which is over")]
     Expired {
         /// The function's name.
@@ -344,7 +344,7 @@ pub struct IrqError {
 /// What a driver asks of the thing that carries a function: registers, DMA, interrupts, reset.
 ///
 /// Every call is bounded in time on vfio-user (a deadline per message); a kernel call may block
-/// for as long as the kernel likes, which is why the ladder runs them on helpers [R4].
+/// for as long as the kernel likes, which is why the ladder runs them on helpers (R4).
 pub trait Transport: Send + Sync + fmt::Debug {
     /// The opened function.
     fn id(&self) -> DeviceId;
@@ -355,7 +355,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// Which transport this is.
     fn kind(&self) -> Kind;
 
-    /// How strongly an unmap revokes DMA, computed now [R1].
+    /// How strongly an unmap revokes DMA, computed now (R1).
     fn strength(&self) -> Strength;
 
     /// Describes a region.
@@ -402,7 +402,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
 
     /// Ends `generation`: from the return of this call on, no read or write that names it or an
     /// older one reaches the function, except in [`RegionIndex::Config`], which is exempt: the
-    /// ladder must turn bus mastering off on a function whose life is over [R4.2]. Mapped windows are replaced by [`crate::window::Window::detach`].
+    /// ladder must turn bus mastering off on a function whose life is over (R4.2). Mapped windows are replaced by [`crate::window::Window::detach`].
     fn expire(&self, generation: Generation);
 
     /// The file and the file offset that a mapping of a region's mappable part at `offset` needs.
@@ -445,7 +445,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ) -> Result<(), IrqError>;
 
     /// Resets the function by the best method that the kernel or server has
-    /// (`VFIO_DEVICE_RESET`). Success is a claim, to be verified [R4].
+    /// (`VFIO_DEVICE_RESET`). Success is a claim, to be verified (R4).
     ///
     /// # Errors
     ///
