@@ -1,2 +1,4 @@
 //! The driver.
 #![forbid(unsafe_code)]
+
+pub mod igb;
