@@ -3,6 +3,7 @@
 
 pub mod address;
 pub mod barrier;
+pub mod capabilities;
 pub mod clock;
 pub mod config;
 pub mod id;
