@@ -1,1 +1,3 @@
 //! vfio-user: a PCI function served by another process.
+
+pub mod wire;
