@@ -1,1 +1,14 @@
-//! DMA memory, the ledger and release proofs.
+//! DMA memory, IOVA allocation, the ledger and release proofs.
+//!
+//! Memory enters a device's reach by [`space::AddressSpace::map`] and leaves it by
+//! [`space::Mapping::release`], which takes a [`proof::ReleaseProof`]. There is no other way out:
+//! a mapping that is dropped without proof is quarantined.
+
+pub mod frame;
+pub mod iova;
+pub mod ledger;
+pub mod memory;
+pub mod proof;
+pub mod region;
+pub mod ring;
+pub mod space;

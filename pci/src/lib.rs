@@ -9,5 +9,7 @@ pub mod config;
 pub mod id;
 mod mapped;
 pub mod register;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod transport;
 pub mod window;

@@ -1,0 +1,256 @@
+//! Which I/O virtual addresses are handed out, and when again.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use failstop_pci::transport::Iova;
+use thiserror::Error;
+
+/// The smallest window that addresses are handed out in, in bytes.
+const WINDOW: u64 = 4 << 30;
+
+/// No stretch of the wanted size is free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "no {len:#x} bytes of IOVA space are free, with a guard page, within the device's {mask:#x}"
+)]
+pub struct NoSpace {
+    /// Bytes wanted.
+    pub len: u64,
+    /// The highest address that the device can put on the bus.
+    pub mask: u64,
+}
+
+/// Hands out IOVAs in a circle, with an unmapped guard page after each stretch, inside a window
+/// [R2].
+///
+/// In a circle, so that a late access to a stretch that was given back meets nothing for as long
+/// as possible. In a window (the larger of 4 GiB and eight times the peak), because the kernel
+/// frees page-table pages only when one unmap covers them whole, and a circle through all of the
+/// space would eat host memory (C38).
+#[derive(Debug)]
+pub struct IovaAllocator {
+    /// What the kernel and the device allow, ascending, whole pages.
+    allowed: Vec<RangeInclusive<u64>>,
+    mask: u64,
+    page: u64,
+    /// Stretches handed out, by start: their end, guard page included.
+    used: BTreeMap<u64, u64>,
+    bytes: u64,
+    peak: u64,
+    /// Where the next search begins.
+    next: u64,
+}
+
+impl IovaAllocator {
+    /// An allocator over `ranges` (the kernel's, reserved windows left out) as far as `mask` (the
+    /// device's highest address, inclusive) reaches. `page` is the IOMMU's page size in bytes.
+    #[must_use]
+    pub fn new(ranges: &[RangeInclusive<u64>], mask: u64, page: u64) -> Self {
+        let page = page.max(1);
+        let allowed = ranges
+            .iter()
+            .filter_map(|range| {
+                // Address 0 is never handed out: too many devices and people take it for none.
+                let start = (*range.start()).max(page).checked_next_multiple_of(page)?;
+                let end = (*range.end()).min(mask);
+                let end = end
+                    .checked_add(1)
+                    .map_or(u64::MAX - (page - 1), |end| end / page * page);
+                (start < end).then(|| start..=end - 1)
+            })
+            .collect();
+        Self {
+            allowed,
+            mask,
+            page,
+            used: BTreeMap::new(),
+            bytes: 0,
+            peak: 0,
+            next: 0,
+        }
+    }
+
+    /// Takes `len` bytes, rounded up to whole pages, starting at a multiple of `align` (a power
+    /// of two, at least the page size is used).
+    ///
+    /// # Errors
+    ///
+    /// [`NoSpace`].
+    pub fn take(&mut self, len: u64, align: u64) -> Result<Iova, NoSpace> {
+        let refused = NoSpace {
+            len,
+            mask: self.mask,
+        };
+        let len = len
+            .checked_next_multiple_of(self.page)
+            .filter(|&len| len > 0)
+            .ok_or(refused)?;
+        let span = len.checked_add(self.page).ok_or(refused)?;
+        let align = align.max(self.page);
+        let peak = self.peak.max(self.bytes + len);
+        let window = WINDOW.max(peak.saturating_mul(8));
+        let ranges = within(&self.allowed, window);
+        let start = self
+            .search(&ranges, self.next, span, align)
+            .or_else(|| self.search(&ranges, 0, span, align))
+            // A crowded window is no reason to fail while there is room above it.
+            .or_else(|| self.search(&self.allowed, 0, span, align))
+            .ok_or(refused)?;
+        self.used.insert(start, start + span);
+        self.bytes += len;
+        self.peak = self.peak.max(self.bytes);
+        self.next = start + span;
+        Ok(Iova(start))
+    }
+
+    /// Gives a stretch back. Only what was taken is given back, once; anything else is ignored.
+    pub fn give_back(&mut self, iova: Iova) {
+        if let Some(end) = self.used.remove(&iova.0) {
+            self.bytes -= end - iova.0 - self.page;
+        }
+    }
+
+    /// The first start at or after `from` where `span` bytes are free.
+    fn search(
+        &self,
+        ranges: &[RangeInclusive<u64>],
+        from: u64,
+        span: u64,
+        align: u64,
+    ) -> Option<u64> {
+        let skip = ranges.partition_point(|range| *range.end() < from);
+        ranges.get(skip..)?.iter().find_map(|range| {
+            let mut at = (*range.start()).max(from).checked_next_multiple_of(align)?;
+            // Whoever began before `at` may reach into it.
+            if let Some((_, &end)) = self.used.range(..at).next_back()
+                && end > at
+            {
+                at = end.checked_next_multiple_of(align)?;
+            }
+            for (&start, &end) in self.used.range(at..=*range.end()) {
+                if at.checked_add(span)? <= start {
+                    break;
+                }
+                if end > at {
+                    at = end.checked_next_multiple_of(align)?;
+                }
+            }
+            (at.checked_add(span - 1)? <= *range.end()).then_some(at)
+        })
+    }
+}
+
+/// The first `bytes` of `ranges`.
+fn within(ranges: &[RangeInclusive<u64>], bytes: u64) -> Vec<RangeInclusive<u64>> {
+    let mut left = bytes;
+    ranges
+        .iter()
+        .map_while(|range| {
+            let size = range.end() - range.start() + 1;
+            let taken = size.min(left);
+            left -= taken;
+            (taken > 0).then(|| *range.start()..=range.start() + (taken - 1))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn ranges_39_bits() -> Vec<RangeInclusive<u64>> {
+        vec![0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff]
+    }
+
+    #[test]
+    fn address_zero_is_not_handed_out() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        assert_eq!(iovas.take(1, 1), Ok(Iova(PAGE)));
+    }
+
+    #[test]
+    fn a_guard_page_lies_between_neighbours() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        let first = iovas.take(2 * PAGE, 1).unwrap();
+        let second = iovas.take(PAGE, 1).unwrap();
+        assert_eq!(second.0 - first.0, 3 * PAGE);
+    }
+
+    #[test]
+    fn what_was_given_back_is_used_last() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        let first = iovas.take(PAGE, 1).unwrap();
+        iovas.give_back(first);
+        assert_ne!(iovas.take(PAGE, 1).unwrap(), first);
+    }
+
+    #[test]
+    fn c22_the_reserved_window_and_the_devices_mask_are_respected() {
+        let ranges = [0xfede_0000..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
+        let mut iovas = IovaAllocator::new(&ranges, 0xffff_ffff, PAGE);
+        while let Ok(Iova(start)) = iovas.take(0x8_0000, 1) {
+            assert!(
+                start >= 0xfef0_0000 && start + 0x8_0000 <= 1 << 32,
+                "{start:#x}"
+            );
+        }
+        let Iova(small) = iovas.take(PAGE, 1).unwrap();
+        assert!(ranges.iter().any(|range| range.contains(&small)));
+    }
+
+    #[test]
+    fn nothing_and_too_much_are_refused() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        assert!(iovas.take(0, 1).is_err());
+        assert!(iovas.take(1 << 40, 1).is_err());
+        assert!(iovas.take(u64::MAX, 1).is_err());
+    }
+
+    #[test]
+    fn all_of_a_64_bit_space_can_be_described() {
+        let mut iovas = IovaAllocator::new(&[0..=u64::MAX], u64::MAX, PAGE);
+        assert!(iovas.take(1 << 40, 1 << 21).is_ok());
+    }
+
+    #[test]
+    fn c38_a_million_mappings_stay_inside_the_window() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        let mut highest = 0;
+        for _ in 0..1_000_000 {
+            let iova = iovas.take(PAGE, 1).unwrap();
+            highest = highest.max(iova.0 + PAGE);
+            iovas.give_back(iova);
+        }
+        // The window's 4 GiB and the MSI hole in it.
+        assert!(highest <= WINDOW + 0x10_0000 + PAGE, "{highest:#x}");
+    }
+
+    proptest! {
+        #[test]
+        fn stretches_never_touch(steps in proptest::collection::vec((any::<bool>(), 1u64..40_000, 0u32..22), 1..200)) {
+            let ranges = ranges_39_bits();
+            let mut iovas = IovaAllocator::new(&ranges, 0x1_0000_0000, PAGE);
+            let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+            for (take, len, align) in steps {
+                if take || live.is_empty() {
+                    let Iova(start) = iovas.take(len, 1 << align).unwrap();
+                    let end = start + len.next_multiple_of(PAGE);
+                    prop_assert!(start.is_multiple_of(PAGE.max(1 << align)));
+                    prop_assert!(ranges.iter().any(|r| r.contains(&start) && r.contains(&(end - 1))));
+                    let before = live.range(..=start).next_back().is_none_or(|(_, &e)| e + PAGE <= start);
+                    let after = live.range(start..).next().is_none_or(|(&s, _)| end + PAGE <= s);
+                    prop_assert!(before && after);
+                    live.insert(start, end);
+                } else if let Some((&start, _)) = live.iter().nth(len as usize % live.len()) {
+                    live.remove(&start);
+                    iovas.give_back(Iova(start));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Memory that a device may reach: files of pages, shared, sealed, not inherited by a child.
+#![expect(unsafe_code, reason = "maps memory")]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+use failstop_pci::transport::DmaMemory;
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
+use thiserror::Error;
+use vm_memory::VolatileSlice;
+
+/// Bytes of a large page.
+pub const HUGE: usize = 2 << 20;
+
+/// The page size that memory was made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    /// The system's base pages.
+    Base,
+    /// 2 MiB pages (`MFD_HUGETLB`), reserved in `/proc/sys/vm/nr_hugepages`.
+    Huge,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Base => "base pages",
+            Self::Huge => "2 MiB pages",
+        })
+    }
+}
+
+/// Memory that could not be had.
+#[derive(Debug, Error)]
+#[error("no {len:#x} bytes of memory for DMA: {what} failed")]
+pub struct MemoryError {
+    len: usize,
+    what: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+/// A stretch of memory for DMA.
+///
+/// Whoever holds it can read and write it by volatile or atomic access only: a device may write at
+/// any moment, so that no reference to its bytes is ever formed.
+///
+/// # Invariants
+///
+/// `map` is all of `file`, whose size is sealed, and stays mapped as long as `self` lives.
+pub struct Memory {
+    map: MmapRaw,
+    file: OwnedFd,
+    pages: Pages,
+}
+
+impl Memory {
+    /// `len` bytes of zeros, rounded up to whole pages; 2 MiB pages where `len` fills at least one
+    /// and there are any. [`Memory::pages`] says which it got.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`] when the kernel has no memory or `len` is 0.
+    pub fn new(len: usize) -> Result<Self, MemoryError> {
+        if len >= HUGE
+            && let Ok(memory) = Self::of(len, Pages::Huge)
+        {
+            return Ok(memory);
+        }
+        Self::of(len, Pages::Base)
+    }
+
+    fn of(len: usize, pages: Pages) -> Result<Self, MemoryError> {
+        let fail = |what, source: io::Error| MemoryError { len, what, source };
+        let (flags, page) = match pages {
+            Pages::Base => (MFdFlags::empty(), page_size()),
+            Pages::Huge => (MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB, HUGE),
+        };
+        let whole = len
+            .checked_next_multiple_of(page)
+            .filter(|&whole| whole > 0)
+            .ok_or_else(|| fail("rounding", io::ErrorKind::InvalidInput.into()))?;
+        let size = i64::try_from(whole).map_err(|e| fail("rounding", io::Error::other(e)))?;
+        let file = memfd_create(
+            "failstop-dma",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | flags,
+        )
+        .map_err(|e| fail("memfd_create", e.into()))?;
+        ftruncate(&file, size).map_err(|e| fail("ftruncate", e.into()))?;
+        // A peer that is given this file must not be able to take pages away under us (C46).
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|e| fail("sealing", e.into()))?;
+        let map = MmapOptions::new()
+            .len(whole)
+            .map_raw(file.as_raw_fd())
+            .map_err(|e| fail("mmap", e))?;
+        // After a fork the parent's pages stay where the device knows them (C28) [R12].
+        map.advise(Advice::DontFork)
+            .map_err(|e| fail("madvise", e))?;
+        Ok(Self { map, file, pages })
+    }
+
+    /// Bytes, a multiple of the page size.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Never: memory has at least one page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// What pages it got.
+    #[must_use]
+    pub fn pages(&self) -> Pages {
+        self.pages
+    }
+
+    /// All of it, for volatile and atomic access.
+    #[must_use]
+    pub fn view(&self) -> VolatileSlice<'_> {
+        // SAFETY: the mapping lives as long as `self` by the invariant, and the slice borrows it;
+        // volatile slices are made for memory that others write.
+        unsafe { VolatileSlice::new(self.map.as_mut_ptr(), self.map.len()) }
+    }
+
+    /// Where it starts, for this crate's typed views.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling())
+    }
+
+    /// What a transport needs to map it.
+    ///
+    /// # Safety
+    ///
+    /// The caller keeps `self` alive until an unmap was exact or the device was proven unable to
+    /// reach it.
+    pub(crate) unsafe fn for_device(&self) -> DmaMemory<'_> {
+        // SAFETY: mapped and backed by `file` by the invariant; for long enough by this function's
+        // contract.
+        unsafe { DmaMemory::new(self.base(), self.map.len() as u64, self.file.as_fd(), 0) }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} bytes in {}", self.len(), self.pages)
+    }
+}
+
+// SAFETY: all access goes through volatile or atomic operations.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// Bytes of a base page.
+#[must_use]
+pub fn page_size() -> usize {
+    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
+        .ok()
+        .flatten()
+        .and_then(|size| usize::try_from(size).ok())
+        .unwrap_or(4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn length_is_rounded_up_to_whole_pages() {
+        assert_eq!(Memory::new(1).unwrap().len(), page_size());
+        assert_eq!(Memory::new(page_size() + 1).unwrap().len(), 2 * page_size());
+    }
+
+    #[test]
+    fn nothing_is_refused() {
+        assert!(Memory::new(0).is_err());
+        assert!(Memory::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn c46_nobody_can_truncate_it() {
+        let memory = Memory::new(4096).unwrap();
+        assert_eq!(ftruncate(&memory.file, 0), Err(nix::errno::Errno::EPERM));
+        memory.view().write_obj(7u64, 8).unwrap();
+        assert_eq!(memory.view().read_obj::<u64>(8).unwrap(), 7);
+    }
+
+    #[test]
+    fn without_large_pages_it_says_base_pages() {
+        let reserved = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+        let memory = Memory::new(HUGE).unwrap();
+        let expected = if reserved.trim() == "0" {
+            Pages::Base
+        } else {
+            memory.pages()
+        };
+        assert_eq!(memory.pages(), expected);
+        assert_eq!(memory.len(), HUGE);
+    }
+}

@@ -1,0 +1,370 @@
+//! Regions: DMA memory cut into equal frames, and the pools that hand them out.
+#![expect(
+    unsafe_code,
+    reason = "frames point at the region that they are part of"
+)]
+
+use std::fmt;
+use std::mem;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use failstop_pci::transport::Iova;
+use thiserror::Error;
+
+use crate::frame::Frame;
+use crate::memory::Memory;
+use crate::proof::{ObjectId, Unreferenced};
+use crate::space::{Mapping, NotReleased};
+
+/// Bytes that a frame's size is a multiple of: a cache line, so that two frames never share one.
+pub const FRAME_ALIGN: u32 = 64;
+
+/// A frame size that memory cannot be cut by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error(
+    "frames of {frame} bytes cannot be cut from {len:#x} bytes: they are 64 to 65536 bytes, in steps of 64, in at most 4 GiB"
+)]
+pub struct BadFrameSize {
+    frame: u32,
+    len: usize,
+}
+
+/// What the frames of one region share.
+///
+/// # Invariants
+///
+/// `base` is the start of `memory`, which holds `count` frames of `frame` bytes each. `home.out`
+/// counts the frames that are not in `home.offsets`, plus the [`Shared`] handles: the region is
+/// freed when it reaches 0, and not before.
+pub(crate) struct Region {
+    pub(crate) base: NonNull<u8>,
+    pub(crate) iova: u64,
+    pub(crate) frame: u32,
+    count: u32,
+    object: ObjectId,
+    /// Rings that hold frames of this region and were not yet dismantled with a proof; the top
+    /// bit closes the region to new ones.
+    rings: AtomicU32,
+    home: Mutex<Home>,
+    _memory: Arc<Memory>,
+}
+
+struct Home {
+    offsets: Vec<u32>,
+    out: u64,
+}
+
+const CLOSED: u32 = 1 << 31;
+
+impl Region {
+    fn home(&self) -> MutexGuard<'_, Home> {
+        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a frame home; frees the region when that was the last of everything.
+    pub(crate) fn come_home(region: NonNull<Self>, offset: u32) {
+        Self::let_go(region, Some(offset));
+    }
+
+    fn let_go(region: NonNull<Self>, offset: Option<u32>) {
+        let last = {
+            // SAFETY: the caller's frame or handle is counted in `out`, so the region lives.
+            let mut home = unsafe { region.as_ref() }.home();
+            home.offsets.extend(offset);
+            home.out -= 1;
+            home.out == 0
+        };
+        if last {
+            // SAFETY: made by `Box::leak` in `FrameRegion::new`; nothing counts on it any more.
+            drop(unsafe { Box::from_raw(region.as_ptr()) });
+        }
+    }
+
+    /// Counts a ring in; false once the region is closed.
+    pub(crate) fn enter_ring(&self) -> bool {
+        self.rings
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n & CLOSED == 0).then_some(n + 1)
+            })
+            .is_ok()
+    }
+
+    /// Counts a ring out, which was dismantled with a proof.
+    pub(crate) fn leave_ring(&self) {
+        self.rings.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A counted handle of a region.
+struct Shared(NonNull<Region>);
+
+// SAFETY: a region is reached through shared references, atomics and a mutex only.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn region(&self) -> &Region {
+        // SAFETY: this handle is counted in `out`, so the region lives.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for Shared {
+    fn clone(&self) -> Self {
+        self.region().home().out += 1;
+        Self(self.0)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        Region::let_go(self.0, None);
+    }
+}
+
+/// A memory region's mapping and the frames that it is cut into.
+///
+/// The device learns a frame's address only from a ring that the frame is posted to, so that the
+/// region may be released once no ring holds it [R3.3]. Frames that the caller still holds then
+/// keep the pages, not the mapping.
+pub struct FrameRegion {
+    mapping: Mapping,
+    shared: Shared,
+}
+
+impl FrameRegion {
+    /// Cuts a mapping into frames of `frame` bytes (a multiple of [`FRAME_ALIGN`], at most 65536).
+    ///
+    /// # Errors
+    ///
+    /// [`BadFrameSize`], with the mapping handed back.
+    pub fn new(mapping: Mapping, frame: u32) -> Result<(Self, Pool), (Mapping, BadFrameSize)> {
+        let len = mapping.len();
+        let fits = (FRAME_ALIGN..=1 << 16).contains(&frame)
+            && frame.is_multiple_of(FRAME_ALIGN)
+            && u32::try_from(len).is_ok();
+        if !fits {
+            return Err((mapping, BadFrameSize { frame, len }));
+        }
+        let count = len as u32 / frame;
+        let memory = mapping.memory().clone();
+        let region = Region {
+            base: memory.base(),
+            iova: mapping.iova().0,
+            frame,
+            count,
+            object: mapping.owner(),
+            rings: AtomicU32::new(0),
+            home: Mutex::new(Home {
+                offsets: (0..count).rev().map(|i| i * frame).collect(),
+                out: 1,
+            }),
+            _memory: memory,
+        };
+        let shared = Shared(NonNull::from(Box::leak(Box::new(region))));
+        let pool = Pool {
+            shared: shared.clone(),
+            free: Vec::new(),
+        };
+        Ok((Self { mapping, shared }, pool))
+    }
+
+    /// Where the device finds the region.
+    #[must_use]
+    pub fn iova(&self) -> Iova {
+        self.mapping.iova()
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn owner(&self) -> ObjectId {
+        self.mapping.owner()
+    }
+
+    /// Rings that hold frames of it and were not dismantled with a proof.
+    #[must_use]
+    pub fn rings(&self) -> u32 {
+        self.shared.region().rings.load(Ordering::Acquire) & !CLOSED
+    }
+
+    /// Closes the region to new rings and says that none holds it; none when one does, and nothing
+    /// has changed then.
+    #[must_use]
+    pub fn unreferenced(&self) -> Option<Unreferenced> {
+        let rings = &self.shared.region().rings;
+        let closed = match rings.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(now) => now == CLOSED,
+        };
+        closed.then(|| Unreferenced::new(self.owner()))
+    }
+
+    /// The mapping, to be released with a proof.
+    #[must_use = "a mapping that is dropped is quarantined"]
+    pub fn into_mapping(self) -> Mapping {
+        self.mapping
+    }
+
+    /// Releases the region if no ring holds it.
+    ///
+    /// # Errors
+    ///
+    /// [`ReleaseRegion`].
+    pub fn release(self) -> Result<(), ReleaseRegion> {
+        match self.unreferenced() {
+            Some(proof) => self
+                .mapping
+                .release(&proof.into())
+                .map_err(ReleaseRegion::NotReleased),
+            None => Err(ReleaseRegion::Referenced(self)),
+        }
+    }
+}
+
+/// A region that was not released.
+#[derive(Debug, Error)]
+pub enum ReleaseRegion {
+    /// A ring holds frames of it: nothing was done, it is handed back.
+    #[error("{} is still held by {} ring(s)", .0.owner(), .0.rings())]
+    Referenced(FrameRegion),
+    /// The unmap did not end well.
+    #[error(transparent)]
+    NotReleased(#[from] NotReleased),
+}
+
+impl fmt::Debug for FrameRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}, {:?}", self.mapping, self.census())
+    }
+}
+
+/// Where a region's frames are: `free + out = total`, at any time (C13).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Census {
+    /// Frames of the region.
+    pub total: u32,
+    /// Frames at home, which nobody holds.
+    pub home: u32,
+    /// Frames that pools, rings and callers hold.
+    pub out: u32,
+}
+
+impl FrameRegion {
+    /// Counts the frames.
+    #[must_use]
+    pub fn census(&self) -> Census {
+        let region = self.shared.region();
+        let home = region.home().offsets.len() as u32;
+        Census {
+            total: region.count,
+            home,
+            out: region.count - home,
+        }
+    }
+}
+
+/// Hands out frames of one region, and takes them back without a lock. One thread's; a region can
+/// have several.
+pub struct Pool {
+    shared: Shared,
+    free: Vec<Frame>,
+}
+
+impl Pool {
+    /// A second pool of the same region, for another thread.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Takes a frame, of length 0; none when all are out.
+    #[must_use]
+    pub fn take(&mut self) -> Option<Frame> {
+        if self.free.is_empty() {
+            self.fetch();
+        }
+        self.free.pop()
+    }
+
+    /// Takes `n` frames, or none at all.
+    #[must_use]
+    pub fn take_many(&mut self, n: usize) -> Option<Vec<Frame>> {
+        if self.free.len() < n {
+            self.fetch();
+        }
+        let keep = self.free.len().checked_sub(n)?;
+        Some(self.free.split_off(keep))
+    }
+
+    /// Takes a frame back without a lock.
+    ///
+    /// # Errors
+    ///
+    /// A frame of another region is handed back.
+    pub fn put(&mut self, mut frame: Frame) -> Result<(), Frame> {
+        if frame.region() != self.shared.0 {
+            return Err(frame);
+        }
+        frame.clear();
+        self.free.push(frame);
+        Ok(())
+    }
+
+    /// Bytes of each frame.
+    #[must_use]
+    pub fn frame_size(&self) -> u32 {
+        self.shared.region().frame
+    }
+
+    /// Frames that can be taken now.
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.free.len() + self.shared.region().home().offsets.len()
+    }
+
+    pub(crate) fn region(&self) -> NonNull<Region> {
+        self.shared.0
+    }
+
+    #[cold]
+    fn fetch(&mut self) {
+        let offsets = {
+            let mut home = self.shared.region().home();
+            home.out += home.offsets.len() as u64;
+            mem::take(&mut home.offsets)
+        };
+        // SAFETY: these frames were at home, so nobody else has them, and they are counted out now.
+        self.free.extend(
+            offsets
+                .into_iter()
+                .map(|offset| unsafe { Frame::new(self.shared.0, offset) }),
+        );
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pool of {}: {} available",
+            self.shared.region().object,
+            self.available()
+        )
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} frames of {} bytes",
+            self.object, self.count, self.frame
+        )
+    }
+}

@@ -1,0 +1,364 @@
+//! Exchange rings: every slot always holds one frame, so that posting is an exchange and
+//! `free + posted + held = size` by construction.
+#![expect(
+    unsafe_code,
+    reason = "descriptor words and slots without a bounds check per packet"
+)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::{self, ManuallyDrop};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use failstop_pci::barrier;
+use failstop_pci::transport::Iova;
+use thiserror::Error;
+
+use crate::frame::Frame;
+use crate::proof::ReleaseProof;
+use crate::region::{Pool, Region};
+use crate::space::Mapping;
+
+/// Two 64-bit little-endian words: what the NICs of this driver use as a descriptor.
+type Descriptor = [AtomicU64; 2];
+
+/// Why a ring was not made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum RingError {
+    /// A ring has a power of two of entries.
+    #[error("a ring has a power of two of entries, not {entries}")]
+    NotPowerOfTwo {
+        /// Entries wanted.
+        entries: u32,
+    },
+    /// The memory is too small.
+    #[error("{entries} descriptors need {needed:#x} bytes, the mapping has {len:#x}")]
+    Memory {
+        /// Entries wanted.
+        entries: u32,
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there are.
+        len: usize,
+    },
+    /// Every slot needs a frame.
+    #[error(
+        "{entries} entries need as many frames, the pool has {available}: register a larger memory region"
+    )]
+    Frames {
+        /// Entries wanted.
+        entries: u32,
+        /// Frames that the pool can give.
+        available: usize,
+    },
+    /// The region is being destroyed.
+    #[error("the memory region is being destroyed")]
+    RegionClosed,
+}
+
+/// A ring of descriptors in DMA memory and the frames that they name.
+///
+/// # Invariants
+///
+/// `words` is the start of `mask + 1` descriptors in `mapping`'s memory, which `self` holds.
+/// `slots` has `mask + 1` frames of `region`, which lives as long as one of them.
+pub struct ExchangeRing {
+    words: NonNull<Descriptor>,
+    slots: ManuallyDrop<Box<[Frame]>>,
+    mask: u32,
+    region: NonNull<Region>,
+    mapping: ManuallyDrop<Mapping>,
+}
+
+// SAFETY: the ring is the only name of its descriptors on our side, accessed atomically.
+unsafe impl Send for ExchangeRing {}
+
+impl ExchangeRing {
+    /// Bytes of `entries` descriptors.
+    #[must_use]
+    pub const fn bytes(entries: u32) -> usize {
+        entries as usize * size_of::<Descriptor>()
+    }
+
+    /// A ring of `entries` descriptors, all zero, in `mapping`, its slots filled from `pool`.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError`], with the mapping handed back.
+    pub fn new(
+        mapping: Mapping,
+        pool: &mut Pool,
+        entries: u32,
+    ) -> Result<Self, (Mapping, RingError)> {
+        if !entries.is_power_of_two() {
+            return Err((mapping, RingError::NotPowerOfTwo { entries }));
+        }
+        let needed = Self::bytes(entries);
+        if needed > mapping.len() {
+            let len = mapping.len();
+            return Err((
+                mapping,
+                RingError::Memory {
+                    entries,
+                    needed,
+                    len,
+                },
+            ));
+        }
+        let Some(slots) = pool.take_many(entries as usize) else {
+            return Err((
+                mapping,
+                RingError::Frames {
+                    entries,
+                    available: pool.available(),
+                },
+            ));
+        };
+        let region = pool.region();
+        // SAFETY: the pool's handle keeps the region alive.
+        if !unsafe { region.as_ref() }.enter_ring() {
+            return Err((mapping, RingError::RegionClosed));
+        }
+        Ok(Self {
+            words: mapping.memory().base().cast(),
+            slots: ManuallyDrop::new(slots.into_boxed_slice()),
+            mask: entries - 1,
+            region,
+            mapping: ManuallyDrop::new(mapping),
+        })
+    }
+
+    /// Where the device finds the descriptors.
+    #[must_use]
+    pub fn iova(&self) -> Iova {
+        self.mapping.iova()
+    }
+
+    /// Entries, minus one.
+    #[inline(always)]
+    #[must_use]
+    pub fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// Bytes of each frame in it.
+    #[must_use]
+    pub fn frame_size(&self) -> u32 {
+        // SAFETY: the region lives by the invariant.
+        unsafe { self.region.as_ref() }.frame
+    }
+
+    #[inline(always)]
+    fn descriptor(&self, index: u32) -> &Descriptor {
+        // SAFETY: the index is masked, so within the ring by the invariant.
+        let at = unsafe { self.words.add((index & self.mask) as usize) };
+        // SAFETY: live by the invariant; atomics promise nothing of what others store.
+        unsafe { at.as_ref() }
+    }
+
+    /// One word of the descriptor at `index` (taken modulo the ring's size), as it is now.
+    #[inline(always)]
+    #[must_use]
+    pub fn peek<const W: usize>(&self, index: u32) -> u64 {
+        u64::from_le(self.descriptor(index)[W].load(Ordering::Relaxed))
+    }
+
+    /// Writes every descriptor anew, from the address of the frame in its slot.
+    pub fn write_all(&mut self, descriptor: impl Fn(Iova) -> [u64; 2]) {
+        let mut cursor = self.cursor(0);
+        for _ in 0..=cursor.mask {
+            let [low, high] = descriptor(cursor.slot_iova());
+            cursor.store::<0>(low);
+            cursor.store::<1>(high);
+            cursor.step();
+        }
+    }
+
+    /// A burst's view of the ring, at `index` (taken modulo the ring's size).
+    #[inline(always)]
+    pub fn cursor(&mut self, index: u32) -> Cursor<'_> {
+        // SAFETY: the region lives by the invariant.
+        let region = unsafe { self.region.as_ref() };
+        let (iova, frame) = (region.iova, region.frame);
+        Cursor {
+            words: self.words,
+            slots: NonNull::from(&mut **self.slots).cast(),
+            mask: self.mask,
+            at: index,
+            region: self.region,
+            iova,
+            frame,
+            ring: PhantomData,
+        }
+    }
+
+    /// Takes the ring apart, on the proof that the device let go of it: its frames, which the
+    /// device cannot reach any more through it, and its own memory, to be released.
+    ///
+    /// # Errors
+    ///
+    /// The proof is of another object: the ring, whole.
+    pub fn dismantle(mut self, proof: &ReleaseProof) -> Result<(Vec<Frame>, Mapping), Self> {
+        if !proof.covers(self.mapping.owner()) {
+            return Err(self);
+        }
+        // SAFETY: the region lives by the invariant.
+        unsafe { self.region.as_ref() }.leave_ring();
+        // SAFETY: `self` is forgotten below, so nothing is taken twice.
+        let slots = unsafe { ManuallyDrop::take(&mut self.slots) };
+        // SAFETY: as above.
+        let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
+        mem::forget(self);
+        Ok((slots.into_vec(), mapping))
+    }
+}
+
+impl Drop for ExchangeRing {
+    fn drop(&mut self) {
+        // Without a proof the device may still write to the frames: they never go home, and their
+        // region stays held by this ring. The slots are leaked; the mapping is quarantined.
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.mapping) };
+    }
+}
+
+impl fmt::Debug for ExchangeRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ring of {} entries in {:?}",
+            self.slots.len(),
+            *self.mapping
+        )
+    }
+}
+
+/// One burst's view of a ring: what it needs in registers, the index masked, no check left.
+///
+/// # Invariants
+///
+/// As [`ExchangeRing`]'s, which it borrows.
+#[derive(Debug)]
+pub struct Cursor<'r> {
+    words: NonNull<Descriptor>,
+    slots: NonNull<Frame>,
+    mask: u32,
+    at: u32,
+    region: NonNull<Region>,
+    iova: u64,
+    frame: u32,
+    ring: PhantomData<&'r mut ExchangeRing>,
+}
+
+/// A length that fits every frame of the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit(u32);
+
+impl Cursor<'_> {
+    /// Where it is.
+    #[inline(always)]
+    #[must_use]
+    pub fn at(&self) -> u32 {
+        self.at
+    }
+
+    /// Moves to the next descriptor.
+    #[inline(always)]
+    pub fn step(&mut self) {
+        self.at = self.at.wrapping_add(1);
+    }
+
+    /// `bytes`, or what a frame holds, whichever is less.
+    #[inline(always)]
+    #[must_use]
+    pub fn limit(&self, bytes: u32) -> Limit {
+        Limit(bytes.min(self.frame))
+    }
+
+    #[inline(always)]
+    fn index(&self) -> usize {
+        (self.at & self.mask) as usize
+    }
+
+    #[inline(always)]
+    fn descriptor(&self) -> &Descriptor {
+        // SAFETY: the index is masked, so within the ring by the invariant.
+        let at = unsafe { self.words.add(self.index()) };
+        // SAFETY: live by the invariant; atomics promise nothing of what others store.
+        unsafe { at.as_ref() }
+    }
+
+    /// One word of the descriptor, as it is now.
+    #[inline(always)]
+    #[must_use]
+    pub fn load<const W: usize>(&self) -> u64 {
+        u64::from_le(self.descriptor()[W].load(Ordering::Relaxed))
+    }
+
+    /// Sets one word of the descriptor.
+    #[inline(always)]
+    pub fn store<const W: usize>(&mut self, value: u64) {
+        self.descriptor()[W].store(value.to_le(), Ordering::Relaxed);
+    }
+
+    /// Orders a done bit that was read before what is read afterwards.
+    #[inline(always)]
+    pub fn acquire(&self) {
+        barrier::after_done();
+    }
+
+    #[inline(always)]
+    fn slot(&mut self) -> &mut Frame {
+        // SAFETY: the index is masked, so within the slots by the invariant.
+        let mut at = unsafe { self.slots.add(self.index()) };
+        // SAFETY: the ring is borrowed exclusively.
+        unsafe { at.as_mut() }
+    }
+
+    /// Where the device finds the frame in the slot.
+    #[must_use]
+    pub fn slot_iova(&mut self) -> Iova {
+        let offset = self.slot().offset();
+        Iova(self.iova + u64::from(offset))
+    }
+
+    /// Puts the caller's frame into the slot and gives the one that was there. Returns where the
+    /// device finds the new one, and its length. None when the frame is of another region, which
+    /// is the caller's error and changes nothing.
+    #[inline(always)]
+    #[must_use]
+    pub fn exchange(&mut self, frame: &mut Frame) -> Option<(Iova, u32)> {
+        if frame.region() != self.region {
+            return None;
+        }
+        let given = (Iova(self.iova + u64::from(frame.offset())), frame.len());
+        mem::swap(frame, self.slot());
+        Some(given)
+    }
+
+    /// As [`Cursor::exchange`], and gives the frame that was there the length that the device
+    /// reported. A length beyond the limit is the device's error.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`]; nothing has changed then.
+    #[inline(always)]
+    pub fn receive(&mut self, frame: &mut Frame, len: u32, limit: Limit) -> Result<Iova, Refusal> {
+        if len > limit.0 {
+            return Err(Refusal::Length);
+        }
+        let (iova, _) = self.exchange(frame).ok_or(Refusal::Foreign)?;
+        frame.set_checked_len(len);
+        Ok(iova)
+    }
+}
+
+/// Why a frame was not exchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The caller's frame is of another region than the ring's.
+    Foreign,
+    /// The device reports more bytes than the buffer has.
+    Length,
+}

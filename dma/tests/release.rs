@@ -1,0 +1,343 @@
+//! What leaves the device's reach, on which ground, and what stays [R2] [R3].
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use failstop_dma::ledger::State;
+use failstop_dma::proof::{Acknowledged, ObjectId, ReleaseProof};
+use failstop_dma::region::{FrameRegion, ReleaseRegion};
+use failstop_dma::ring::{ExchangeRing, Refusal, RingError};
+use failstop_dma::space::{AddressSpace, Mapping, NotReleased, SpaceError};
+use failstop_pci::clock::ManualClock;
+use failstop_pci::id::Generation;
+use failstop_pci::register::Reg;
+use failstop_pci::testing::{FakeFunction, limits_39_bits};
+use failstop_pci::transport::{MapError, Transport, Unmapped};
+use failstop_pci::window::{StopBit, Window};
+use nix::errno::Errno;
+
+const STOP_REGISTER: Reg = Reg::at(0x2828);
+const ENABLE: u32 = 1 << 25;
+const THRESHOLDS: u32 = 0x0004_0408;
+
+struct Bench {
+    function: Arc<FakeFunction>,
+    space: Arc<AddressSpace>,
+    clock: Arc<ManualClock>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let function = Arc::new(FakeFunction::new(limits_39_bits()).unwrap());
+        let clock = Arc::new(ManualClock::default());
+        let space = AddressSpace::new(function.clone(), u64::MAX, clock.clone()).unwrap();
+        Self {
+            function,
+            space,
+            clock,
+        }
+    }
+
+    fn object(&self, serial: u64) -> ObjectId {
+        ObjectId {
+            device: self.function.id(),
+            generation: Generation::FIRST,
+            serial,
+            kind: "RQ",
+        }
+    }
+
+    fn map(&self, serial: u64, len: usize) -> Mapping {
+        self.space.map(self.object(serial), len).unwrap()
+    }
+
+    /// A proof as a provider gets it: by reading a stop bit.
+    fn proof(&self, serial: u64) -> ReleaseProof {
+        let window = Window::open(self.function.clone(), Generation::FIRST, 0, 0x1_0000).unwrap();
+        window.write(STOP_REGISTER, THRESHOLDS);
+        let stop = StopBit {
+            register: STOP_REGISTER.offset(),
+            stop: NonZeroU32::new(ENABLE).unwrap(),
+            alive: NonZeroU32::new(THRESHOLDS).unwrap(),
+            deadline: Duration::from_millis(10),
+            interval: Duration::from_micros(100),
+            settle: Duration::from_micros(100),
+        };
+        let stopped = window.wait_stopped(&*self.clock, &stop).unwrap();
+        Acknowledged::by_register(self.object(serial), stopped)
+            .unwrap()
+            .into()
+    }
+}
+
+#[test]
+fn released_memory_leaves_ledger_and_device() {
+    let bench = Bench::new();
+    let mapping = bench.map(1, 4096);
+    assert_eq!(bench.function.mapped(), [(mapping.iova().0, 4096)]);
+
+    mapping.release(&bench.proof(1)).unwrap();
+
+    assert_eq!(bench.function.mapped(), []);
+    assert_eq!(bench.space.ledger().totals().live_bytes, 0);
+    assert_eq!(bench.space.ledger().totals().peak_bytes, 4096);
+}
+
+#[test]
+fn proof_of_another_object_hands_the_mapping_back() {
+    let bench = Bench::new();
+    let Err(NotReleased::Scope(mapping)) = bench.map(1, 4096).release(&bench.proof(2)) else {
+        panic!()
+    };
+    assert_eq!(bench.space.ledger().totals().live_bytes, 4096);
+    mapping.release(&bench.proof(1)).unwrap();
+}
+
+#[test]
+fn dropped_without_proof_is_quarantined_and_stays_mapped() {
+    let bench = Bench::new();
+    drop(bench.map(1, 4096));
+    let totals = bench.space.ledger().totals();
+    assert_eq!((totals.live_bytes, totals.quarantined_bytes), (0, 4096));
+    assert_eq!(bench.function.mapped().len(), 1);
+}
+
+#[test]
+fn c5_a_failed_unmap_keeps_record_and_memory() {
+    let bench = Bench::new();
+    let mapping = bench.map(1, 4096);
+    let memory = Arc::downgrade(mapping.memory());
+    bench
+        .function
+        .answer_next_unmap(Unmapped::Failed(Errno::EIO));
+
+    let released = mapping.release(&bench.proof(1));
+
+    assert!(matches!(
+        released,
+        Err(NotReleased::Unmap {
+            outcome: Unmapped::Failed(Errno::EIO),
+            ..
+        })
+    ));
+    assert_eq!(bench.space.ledger().lines()[0].state, State::Quarantined);
+    assert!(memory.upgrade().is_some());
+}
+
+#[test]
+fn c6_an_unmap_of_another_size_is_not_success() {
+    let bench = Bench::new();
+    for outcome in [
+        Unmapped::Partial { bytes: 0 },
+        Unmapped::Partial { bytes: 4096 },
+        Unmapped::Absent,
+    ] {
+        let mapping = bench.map(1, 8192);
+        bench.function.answer_next_unmap(outcome);
+        assert!(
+            matches!(
+                mapping.release(&bench.proof(1)),
+                Err(NotReleased::Unmap { .. })
+            ),
+            "{outcome:?}"
+        );
+    }
+    assert_eq!(bench.space.ledger().totals().quarantined_mappings, 3);
+}
+
+#[test]
+fn c6_an_existing_mapping_is_an_error() {
+    let bench = Bench::new();
+    bench.function.fail_next_map(Errno::EEXIST);
+    let refused = bench.space.map(bench.object(1), 4096);
+    assert!(matches!(
+        refused,
+        Err(SpaceError::Map {
+            source: MapError::Exists { .. },
+            ..
+        })
+    ));
+    assert_eq!(bench.space.ledger().lines(), []);
+}
+
+#[test]
+fn a_busy_unmap_changes_nothing() {
+    let bench = Bench::new();
+    let mapping = bench.map(1, 4096);
+    bench.function.answer_next_unmap(Unmapped::Busy);
+    let Err(NotReleased::Busy(mapping)) = mapping.release(&bench.proof(1)) else {
+        panic!()
+    };
+    assert_eq!(bench.space.ledger().lines()[0].state, State::Live);
+    mapping.release(&bench.proof(1)).unwrap();
+}
+
+#[test]
+fn c24_an_overlap_is_refused_before_the_transport_is_asked() {
+    let bench = Bench::new();
+    let mapping = bench.map(1, 8192);
+    let calls = bench.function.map_calls();
+    let again = bench.space.ledger().enter(
+        failstop_pci::transport::Iova(mapping.iova().0 + 4096),
+        bench.object(2),
+        mapping.memory().clone(),
+        Duration::ZERO,
+    );
+    assert!(again.unwrap_err().to_string().contains("overlap"));
+    assert_eq!(bench.function.map_calls(), calls);
+}
+
+#[test]
+fn c25_contiguous_memory_is_one_mapping() {
+    let bench = Bench::new();
+    let _mapping = bench.map(1, 64 << 20);
+    assert_eq!(bench.function.map_calls(), 1);
+    assert_eq!(bench.space.ledger().totals().live_mappings, 1);
+}
+
+#[test]
+fn a_closed_ledger_takes_no_mapping() {
+    let bench = Bench::new();
+    bench.space.ledger().close();
+    assert!(matches!(
+        bench.space.map(bench.object(1), 4096),
+        Err(SpaceError::Refused { .. })
+    ));
+    assert_eq!(bench.function.map_calls(), 0);
+}
+
+#[test]
+fn failed_map_leaves_nothing_behind() {
+    let bench = Bench::new();
+    for errno in [Errno::ENOMEM, Errno::ENOSPC, Errno::EINVAL] {
+        bench.function.fail_next_map(errno);
+        assert!(bench.space.map(bench.object(1), 4096).is_err());
+    }
+    assert_eq!(bench.space.ledger().lines(), []);
+    assert_eq!(bench.function.mapped(), []);
+}
+
+fn region(bench: &Bench, frames: usize) -> (FrameRegion, failstop_dma::region::Pool) {
+    FrameRegion::new(bench.map(10, frames * 2048), 2048).unwrap()
+}
+
+#[test]
+fn c13_frames_add_up_wherever_they_are() {
+    let bench = Bench::new();
+    let (region, mut pool) = region(&bench, 16);
+    let ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    let held = pool.take_many(3).unwrap();
+    assert_eq!(pool.available(), 16 - 8 - 3);
+
+    drop(held);
+    let (frames, mapping) = ring.dismantle(&bench.proof(1)).unwrap();
+    drop(frames);
+    mapping.release(&bench.proof(1)).unwrap();
+    drop(pool.take_many(16).unwrap());
+
+    assert_eq!(region.census().home, 16);
+}
+
+#[test]
+fn a_region_that_a_ring_holds_is_not_released() {
+    let bench = Bench::new();
+    let (region, mut pool) = region(&bench, 16);
+    let ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    let Err(ReleaseRegion::Referenced(region)) = region.release() else {
+        panic!()
+    };
+
+    let (frames, mapping) = ring.dismantle(&bench.proof(1)).unwrap();
+    mapping.release(&bench.proof(1)).unwrap();
+    region.release().unwrap();
+
+    assert_eq!(bench.space.ledger().lines(), []);
+    // The caller's frames keep their pages; the device has no way to them.
+    assert_eq!(frames[0].capacity(), 2048);
+}
+
+#[test]
+fn a_ring_dropped_without_proof_holds_its_region_for_ever() {
+    let bench = Bench::new();
+    let (region, mut pool) = region(&bench, 16);
+    drop(ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap());
+    assert_eq!(pool.available(), 8);
+    assert!(matches!(
+        region.release(),
+        Err(ReleaseRegion::Referenced(_))
+    ));
+    assert_eq!(bench.space.ledger().totals().quarantined_mappings, 2);
+}
+
+#[test]
+fn a_ring_is_not_dismantled_on_the_proof_of_another() {
+    let bench = Bench::new();
+    let (_region, mut pool) = region(&bench, 16);
+    let ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    assert!(ring.dismantle(&bench.proof(2)).is_err());
+}
+
+#[test]
+fn a_closed_region_takes_no_ring() {
+    let bench = Bench::new();
+    let (region, mut pool) = region(&bench, 16);
+    let _unreferenced = region.unreferenced().unwrap();
+    let Err((_, error)) = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8) else {
+        panic!()
+    };
+    assert_eq!(error, RingError::RegionClosed);
+    assert_eq!(pool.available(), 16);
+}
+
+#[test]
+fn wrong_ring_sizes_are_refused() {
+    let bench = Bench::new();
+    let (_region, mut pool) = region(&bench, 16);
+    let refusal = |entries, pool: &mut _| {
+        let Err((_, error)) = ExchangeRing::new(bench.map(1, 4096), pool, entries) else {
+            panic!()
+        };
+        error
+    };
+    assert!(matches!(
+        refusal(7, &mut pool),
+        RingError::NotPowerOfTwo { .. }
+    ));
+    assert!(matches!(refusal(512, &mut pool), RingError::Memory { .. }));
+    assert!(matches!(refusal(32, &mut pool), RingError::Frames { .. }));
+}
+
+#[test]
+fn foreign_frames_and_false_lengths_are_not_exchanged() {
+    let bench = Bench::new();
+    let (_a, mut pool) = region(&bench, 16);
+    let (_b, mut other) = FrameRegion::new(bench.map(11, 4096), 2048).unwrap();
+    let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    let (mut own, mut foreign) = (pool.take().unwrap(), other.take().unwrap());
+    let mut cursor = ring.cursor(0);
+    let limit = cursor.limit(u32::MAX);
+
+    assert_eq!(
+        cursor.receive(&mut foreign, 60, limit),
+        Err(Refusal::Foreign)
+    );
+    assert_eq!(cursor.receive(&mut own, 2049, limit), Err(Refusal::Length));
+    assert!(cursor.receive(&mut own, 2048, limit).is_ok());
+    assert_eq!(own.len(), 2048);
+}
+
+#[test]
+fn frames_copy_and_are_bounded() {
+    let bench = Bench::new();
+    let (_region, mut pool) = region(&bench, 2);
+    let mut frame = pool.take().unwrap();
+    frame.fill(&[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    let mut copy = [0; 16];
+    assert_eq!(frame.copy_to(&mut copy), 8);
+    assert_eq!(copy[..8], [1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(frame.head::<8>().unwrap().word::<4>(), 0x0807_0605);
+    assert!(frame.head::<12>().is_none());
+    assert!(frame.fill(&[0; 2049]).is_err());
+    assert!(frame.set_len(2049).is_err());
+}
