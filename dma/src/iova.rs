@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use failstop_pci::transport::Iova;
+pub use failstop_pci::transport::Iova;
 use thiserror::Error;
 
 /// The smallest window that addresses are handed out in, in bytes.
