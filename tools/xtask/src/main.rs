@@ -1,2 +1,5 @@
-//! Set-up, tests and virtual machines.
-fn main() {}
+//! `cargo xtask`: set-up, tests and virtual machines.
+
+fn main() -> std::process::ExitCode {
+    xtask::command::main()
+}

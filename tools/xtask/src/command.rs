@@ -1,0 +1,249 @@
+//! The command line.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use serde_json::json;
+
+use crate::protocol::Run;
+use crate::vm::{Boot, Kernel, Setup, topologies};
+
+/// Set-up, tests and virtual machines of failstop.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Cli {
+    /// Guests: QEMU with an IOMMU and network functions, and a kernel with VFIO.
+    #[command(subcommand)]
+    Vm(Vm),
+}
+
+#[derive(Subcommand)]
+enum Vm {
+    /// Gets QEMU and both guest kernels, unless they are there.
+    Fetch {
+        /// Gets the newest versions.
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Lists topologies and their functions.
+    List,
+    /// Runs a command in a guest and exits as it does.
+    Run(RunArguments),
+    /// Boots a guest with a shell on this terminal.
+    Shell(Machine),
+}
+
+#[derive(Args)]
+struct Machine {
+    /// The machine: see `cargo xtask vm list`.
+    #[arg(long, default_value = "two-igb")]
+    topology: String,
+    /// The guest's kernel: small or debian.
+    #[arg(long, default_value = "small")]
+    kernel: Kernel,
+    /// A file for the guest, into /failstop or to an absolute path after a colon; programs bring their libraries.
+    #[arg(long, value_name = "PATH[:GUEST]")]
+    file: Vec<String>,
+    /// An environment variable for the guest's commands.
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Where the process listens that emulates a function.
+    #[arg(long, value_name = "ROLE=PATH")]
+    socket: Vec<String>,
+    /// Datagram sockets for a function: the one that QEMU binds, the one that it sends to.
+    #[arg(long, value_name = "ROLE=OURS,THEIRS")]
+    wire: Vec<String>,
+    /// A word for the kernel's command line.
+    #[arg(long)]
+    append: Vec<String>,
+    /// The guest's memory in MiB.
+    #[arg(long, default_value_t = 1024)]
+    memory: u32,
+}
+
+#[derive(Args)]
+struct RunArguments {
+    #[command(flatten)]
+    machine: Machine,
+    /// The command's time limit in seconds.
+    #[arg(long, default_value_t = 120)]
+    timeout: u64,
+    /// Runs the command as this user id instead of root.
+    #[arg(long)]
+    user: Option<u32>,
+    /// The command's limit on locked memory, in bytes.
+    #[arg(long)]
+    memlock: Option<u64>,
+    /// Prints one JSON object with the output, the exit and the kernel's log instead of the output.
+    #[arg(long)]
+    json: bool,
+    /// Prints the kernel's log afterwards.
+    #[arg(long)]
+    dmesg: bool,
+    /// The command. A program given by a path of the host is sent along.
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// The entry point of `cargo xtask`.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse() {
+        Cli::Vm(Vm::Fetch { refresh }) => fetch(refresh),
+        Cli::Vm(Vm::List) => Ok(list()),
+        Cli::Vm(Vm::Run(arguments)) => run(&arguments),
+        Cli::Vm(Vm::Shell(machine)) => shell(&machine),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn fetch(refresh: bool) -> Result<ExitCode> {
+    let started = Instant::now();
+    let setup = if refresh {
+        Setup::refresh()?
+    } else {
+        Setup::ensure()?
+    };
+    for line in setup.describe() {
+        println!("{line}");
+    }
+    println!("ready after {:.1} s", started.elapsed().as_secs_f64());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list() -> ExitCode {
+    for topology in topologies::ALL {
+        println!("{:<16} {}", topology.name, topology.summary);
+        for place in topology.places() {
+            println!(
+                "{:<16} {} {:<11} {:?}",
+                "",
+                place.address(),
+                place.function.role,
+                place.function.model
+            );
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn run(arguments: &RunArguments) -> Result<ExitCode> {
+    let mut command = arguments.command.clone();
+    let mut boot = arguments
+        .machine
+        .boot()?
+        .lifetime(Duration::from_secs(arguments.timeout + 180));
+    // A program of the host, unless it is one of the guest's.
+    let program = Path::new(&command[0]);
+    if command[0].contains('/') && program.is_file() {
+        boot = boot.file(program)?;
+        command[0] = program
+            .file_name()
+            .context("the program has no name")?
+            .to_string_lossy()
+            .into_owned();
+    }
+    let setup = Setup::ensure_for(&[arguments.machine.kernel])?;
+    let guest = boot.start(&setup)?;
+    for complaint in &guest.greeting().complaints {
+        eprintln!("guest: {complaint}");
+    }
+    let mut run = Run::new(command).timeout(Duration::from_secs(arguments.timeout));
+    (run.user, run.memlock) = (arguments.user, arguments.memlock);
+    let finished = guest.spawn(&run)?.wait_with(|is_error, bytes| {
+        let written = match (arguments.json, is_error) {
+            (true, _) => Ok(()),
+            (false, true) => std::io::stderr().write_all(bytes),
+            (false, false) => std::io::stdout().write_all(bytes),
+        };
+        drop(written);
+    })?;
+    let (boot_time, accelerator, kernel) = (
+        guest.boot_time(),
+        guest.accelerator(),
+        guest.greeting().kernel.clone(),
+    );
+    let ended = guest.shut_down()?;
+    let faults: Vec<_> = ended
+        .kernel_log
+        .iommu_faults()
+        .iter()
+        .map(|record| record.text.clone())
+        .collect();
+    if arguments.json {
+        println!(
+            "{}",
+            json!({
+                "exit": finished.exit, "stdout": String::from_utf8_lossy(&finished.stdout),
+                "stderr": String::from_utf8_lossy(&finished.stderr), "kernel": kernel, "accelerator": accelerator.to_string(),
+                "boot_seconds": boot_time.as_secs_f64(), "iommu_faults": faults, "kernel_log": ended.kernel_log.text(),
+            })
+        );
+    } else {
+        if arguments.dmesg {
+            eprint!("{}", ended.kernel_log.text());
+        }
+        for fault in &faults {
+            eprintln!("IOMMU fault: {fault}");
+        }
+        if !finished.success() {
+            eprintln!("in the guest: {}", finished.exit.describe());
+        }
+    }
+    Ok(exit_code(finished.exit.code))
+}
+
+/// The code of a command in a guest as ours; one that did not exit is a failure.
+fn exit_code(code: Option<i32>) -> ExitCode {
+    ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+fn shell(machine: &Machine) -> Result<ExitCode> {
+    let boot = machine.boot()?;
+    let setup = Setup::ensure_for(&[machine.kernel])?;
+    boot.shell(&setup)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Machine {
+    fn boot(&self) -> Result<Boot> {
+        let mut boot =
+            Boot::new(self.kernel, topologies::find(&self.topology)?).memory_mib(self.memory);
+        for file in &self.file {
+            boot = match file.rsplit_once(':') {
+                Some((host, guest)) if guest.starts_with('/') => boot.file_as(host, guest),
+                _ => boot.file(file)?,
+            };
+        }
+        for pair in &self.env {
+            let (name, value) = split(pair, "--env NAME=VALUE")?;
+            boot = boot.env(name, value);
+        }
+        for pair in &self.socket {
+            let (role, path) = split(pair, "--socket ROLE=PATH")?;
+            boot = boot.socket(role, path);
+        }
+        for pair in &self.wire {
+            let (role, paths) = split(pair, "--wire ROLE=OURS,THEIRS")?;
+            let Some((ours, theirs)) = paths.split_once(',') else {
+                bail!("{pair} is not ROLE=OURS,THEIRS")
+            };
+            boot = boot.wire(role, PathBuf::from(ours), PathBuf::from(theirs));
+        }
+        for word in &self.append {
+            boot = boot.append(word);
+        }
+        Ok(boot)
+    }
+}
+
+fn split<'a>(pair: &'a str, form: &str) -> Result<(&'a str, &'a str)> {
+    pair.split_once('=')
+        .with_context(|| format!("{pair} does not have the form {form}"))
+}

@@ -1,0 +1,11 @@
+//! Set-up, tests and virtual machines: what `cargo xtask` does, as a library, so that the test harness uses the same.
+//!
+//! - [`command`] is the command line;
+//! - [`vm`] gets QEMU and the guest kernels, and boots guests;
+//! - [`guest`] is what runs inside them;
+//! - [`protocol`] is what the two say to each other.
+
+pub mod command;
+pub mod guest;
+pub mod protocol;
+pub mod vm;

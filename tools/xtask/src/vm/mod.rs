@@ -1,0 +1,45 @@
+//! The QEMU tier's plumbing: everything between "a clean machine" and "this command ran in a guest, and here is its output".
+//!
+//! - [`Setup`] has what guests need: QEMU, busybox, two kernels. It fetches Debian packages through apt with a private
+//!   root, so the host's own packages are not touched and nobody need be root, and keeps the results in a cache.
+//! - [`topologies`] lists the machines that a guest can have, and names their functions by role.
+//! - [`Boot`] says which kernel, machine and files; [`Guest`] is the machine that runs, and runs commands in it.
+//!
+//! ```no_run
+//! use xtask::protocol::Run;
+//! use xtask::vm::{Boot, Kernel, Setup, topologies};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let setup = Setup::ensure()?;
+//! let guest = Boot::new(Kernel::Small, topologies::find("two-igb")?).file("target/debug/failstop")?.start(&setup)?;
+//! let list = guest.run(&Run::new(["failstop", "list"]))?;
+//! assert!(list.success(), "{}", list.text());
+//! let ended = guest.shut_down()?;
+//! assert!(ended.kernel_log.iommu_faults().is_empty());
+//! # Ok(())
+//! # }
+//! ```
+
+mod accelerator;
+mod apt;
+mod boot;
+mod cache;
+mod debian_kernel;
+mod guest;
+mod initramfs;
+mod kernel_log;
+mod libraries;
+mod qemu;
+mod qmp;
+mod setup;
+mod small_kernel;
+pub mod topologies;
+mod tree;
+
+pub use accelerator::Accelerator;
+pub use boot::{Boot, Kernel};
+pub use guest::{Ended, Finished, Guest, Running};
+pub use kernel_log::{KernelLog, Record};
+pub use qmp::Qmp;
+pub use setup::Setup;
+pub use topologies::Topology;
