@@ -143,11 +143,8 @@ impl FrameRegion {
     /// [`BadFrameSize`], with the mapping handed back.
     pub fn new(mapping: Mapping, frame: u32) -> Result<(Self, Pool), (Mapping, BadFrameSize)> {
         let len = mapping.len();
-        let fits = (FRAME_ALIGN..=1 << 16).contains(&frame)
-            && frame.is_multiple_of(FRAME_ALIGN)
-            && u32::try_from(len).is_ok();
-        if !fits {
-            return Err((mapping, BadFrameSize { frame, len }));
+        if let Err(refused) = Self::check(len, frame) {
+            return Err((mapping, refused));
         }
         let count = len as u32 / frame;
         let memory = mapping.memory().clone();
@@ -170,6 +167,22 @@ impl FrameRegion {
             free: Vec::new(),
         };
         Ok((Self { mapping, shared }, pool))
+    }
+
+    /// Whether `len` bytes can be cut into frames of `frame` bytes: to be asked before they are mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`BadFrameSize`].
+    pub fn check(len: usize, frame: u32) -> Result<(), BadFrameSize> {
+        let fits = (FRAME_ALIGN..=1 << 16).contains(&frame)
+            && frame.is_multiple_of(FRAME_ALIGN)
+            && u32::try_from(len).is_ok();
+        if fits {
+            Ok(())
+        } else {
+            Err(BadFrameSize { frame, len })
+        }
     }
 
     /// Where the device finds the region.

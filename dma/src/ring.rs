@@ -81,6 +81,22 @@ impl ExchangeRing {
         entries as usize * size_of::<Descriptor>()
     }
 
+    /// Whether a ring of `entries` could be filled from `pool`: to be asked before its memory is mapped.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError`].
+    pub fn check(pool: &Pool, entries: u32) -> Result<(), RingError> {
+        let available = pool.available();
+        if !entries.is_power_of_two() {
+            return Err(RingError::NotPowerOfTwo { entries });
+        }
+        if available < entries as usize {
+            return Err(RingError::Frames { entries, available });
+        }
+        Ok(())
+    }
+
     /// A ring of `entries` descriptors, all zero, in `mapping`, its slots filled from `pool`.
     ///
     /// # Errors

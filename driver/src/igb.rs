@@ -6,7 +6,9 @@
 
 pub mod bits;
 pub mod descriptors;
+pub mod format;
 pub mod phy;
+pub(crate) mod provider;
 pub mod registers;
 pub mod statistics;
 

@@ -1,4 +1,20 @@
-//! The driver.
+//! failstop: a userspace driver for PCI network functions on Linux VFIO.
+//!
+//! Memory that a device could reach by DMA is never released until the device provably cannot
+//! reach it, whatever the device does.
+//!
+//! [`device::Device`] owns one function; [`port::Port`] moves frames; [`objects`] are what a port is
+//! made of.
 #![forbid(unsafe_code)]
 
+pub mod device;
 pub mod igb;
+pub mod name;
+pub mod objects;
+pub mod owned;
+pub mod port;
+pub mod provider;
+
+pub use failstop_dma as dma;
+pub use failstop_pci as pci;
+pub use failstop_queues as queues;

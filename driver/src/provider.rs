@@ -1,0 +1,280 @@
+//! What the driver asks of a device family.
+
+use std::fmt;
+use std::ops::Add;
+use std::time::Duration;
+
+use failstop_dma::iova::Iova;
+use failstop_pci::window::{Doorbell, NoAnswer, Stopped};
+use thiserror::Error;
+
+/// A device that could not be brought up.
+#[derive(Debug, Error)]
+pub enum ProviderError {
+    /// It does not answer as a living function does.
+    #[error(
+        "{device}: {register} reads {value:#x}: the device is gone, or its memory decoding is off"
+    )]
+    Gone {
+        /// The function's name.
+        device: String,
+        /// Which register was read.
+        register: &'static str,
+        /// What it read.
+        value: u32,
+    },
+    /// A step of its initialisation did not end.
+    #[error(
+        "{device}: {step} did not end: {source}; try `failstop unbind` and `bind`, or power-cycle the machine"
+    )]
+    Init {
+        /// The function's name.
+        device: String,
+        /// What was waited for.
+        step: &'static str,
+        /// What was read.
+        source: NoAnswer,
+    },
+    /// It has no usable station address.
+    #[error(
+        "{device}: no valid MAC address, neither in its registers ({mac}) nor in its NVM: its NVM may be blank"
+    )]
+    NoAddress {
+        /// The function's name.
+        device: String,
+        /// What was found.
+        mac: MacAddress,
+    },
+    /// A queue did not start.
+    #[error("{device}: {queue} {number} did not start: {source}")]
+    Queue {
+        /// The function's name.
+        device: String,
+        /// Receive or transmit queue.
+        queue: &'static str,
+        /// Its number.
+        number: u32,
+        /// What was read.
+        source: NoAnswer,
+    },
+    /// Something that the device cannot do was asked of it.
+    #[error("{device}: {what} is {value}, the device takes {least} to {most}")]
+    OutOfRange {
+        /// The function's name.
+        device: String,
+        /// What.
+        what: &'static str,
+        /// The value asked for.
+        value: u64,
+        /// The least that it takes.
+        least: u64,
+        /// The most that it takes.
+        most: u64,
+    },
+}
+
+/// An Ethernet station address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// Whether a station may have it: not zero, not a group address.
+    #[must_use]
+    pub fn is_station(self) -> bool {
+        self.0 != [0; 6] && self.0[0] & 1 == 0
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// What a device is set to when it is brought up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Receive every frame, whatever its address.
+    pub promiscuous: bool,
+    /// What is sent is received: by the PHY, without a cable.
+    pub loopback: bool,
+    /// The longest frame, in bytes, without the frame check sequence: 1514 for standard Ethernet,
+    /// 1518 with a VLAN tag.
+    pub longest_frame: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            promiscuous: false,
+            loopback: false,
+            longest_frame: 1518,
+        }
+    }
+}
+
+/// What a family's parts can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Receive queues, and as many transmit queues.
+    pub queues: u32,
+    /// The longest frame, in bytes, without the frame check sequence.
+    pub longest_frame: u32,
+    /// Entries of a ring, at most. A power of two.
+    pub ring_entries: u32,
+    /// The highest address that the device puts on the bus.
+    pub address_mask: u64,
+    /// Receive buffers are offered in multiples of this many bytes.
+    pub buffer_step: u32,
+}
+
+/// A queue's ring, as the device has to know it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RingSpec {
+    /// Where the descriptors are.
+    pub iova: Iova,
+    /// How many there are: a power of two.
+    pub entries: u32,
+    /// Bytes of each receive buffer; unused by transmit queues.
+    pub buffer: u32,
+}
+
+/// The link, as the device sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Whether frames can pass.
+    pub up: bool,
+    /// Mb/s; meaningful while up.
+    pub speed: u32,
+    /// Whether both directions work at once.
+    pub full_duplex: bool,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let duplex = if self.full_duplex { "full" } else { "half" };
+        match self.up {
+            true => write!(f, "up, {} Mb/s, {duplex} duplex", self.speed),
+            false => f.write_str("down"),
+        }
+    }
+}
+
+/// What the device counted since it was opened. Frames and bytes; bytes include the frame check
+/// sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Statistics {
+    /// Good frames received.
+    pub rx_frames: u64,
+    /// Bytes of them.
+    pub rx_bytes: u64,
+    /// Good frames sent.
+    pub tx_frames: u64,
+    /// Bytes of them.
+    pub tx_bytes: u64,
+    /// Frames dropped for want of room in the device.
+    pub rx_missed: u64,
+    /// Frames that found no free descriptor.
+    pub rx_no_buffer: u64,
+    /// Frames with a bad check sequence.
+    pub rx_crc_errors: u64,
+    /// Frames that were too short, too long or otherwise malformed.
+    pub rx_length_errors: u64,
+    /// Pause frames received: the peer asked us to wait.
+    pub rx_pause: u64,
+}
+
+impl Add for Statistics {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            rx_frames: self.rx_frames + more.rx_frames,
+            rx_bytes: self.rx_bytes + more.rx_bytes,
+            tx_frames: self.tx_frames + more.tx_frames,
+            tx_bytes: self.tx_bytes + more.tx_bytes,
+            rx_missed: self.rx_missed + more.rx_missed,
+            rx_no_buffer: self.rx_no_buffer + more.rx_no_buffer,
+            rx_crc_errors: self.rx_crc_errors + more.rx_crc_errors,
+            rx_length_errors: self.rx_length_errors + more.rx_length_errors,
+            rx_pause: self.rx_pause + more.rx_pause,
+        }
+    }
+}
+
+/// One device family's control path.
+///
+/// A provider holds no DMA memory and makes no proofs: it writes registers, and what it says of a
+/// queue that stopped is a reading by [`Window::wait_stopped`](failstop_pci::window::Window::wait_stopped).
+pub trait Provider: Send + fmt::Debug {
+    /// The family.
+    fn name(&self) -> &'static str;
+
+    /// The part.
+    fn part(&self) -> &'static str;
+
+    /// What the part can do.
+    fn limits(&self) -> Limits;
+
+    /// Resets the device and sets it up, queues disabled, interrupts masked.
+    ///
+    /// # Errors
+    ///
+    /// [`ProviderError`]; no queue runs then.
+    fn bring_up(&mut self, config: &Config) -> Result<(), ProviderError>;
+
+    /// The station address, after [`Provider::bring_up`].
+    fn mac(&self) -> MacAddress;
+
+    /// The link as it is now.
+    fn link(&mut self) -> Link;
+
+    /// Waits until the link is up, at most `deadline`.
+    fn wait_link(&mut self, deadline: Duration) -> Link;
+
+    /// Receives every frame, or only those for us.
+    fn set_promiscuous(&mut self, on: bool);
+
+    /// Gives receive queue `queue` its ring and enables it; no descriptor is posted yet. The
+    /// returned doorbell posts them.
+    ///
+    /// # Errors
+    ///
+    /// [`ProviderError`]; the queue does not run then.
+    fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError>;
+
+    /// The family's documented stop sequence for receive queue `queue`.
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer`]: the queue may go on writing.
+    fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NoAnswer>;
+
+    /// Gives transmit queue `queue` its ring and enables it. The returned doorbell posts descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`ProviderError`]; the queue does not run then.
+    fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError>;
+
+    /// The family's documented stop sequence for transmit queue `queue`, whose driver has posted
+    /// up to `tail`.
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer`]: the queue may go on reading and writing.
+    fn stop_tx(&mut self, queue: u32, tail: u32) -> Result<Stopped, NoAnswer>;
+
+    /// What the device counted.
+    fn statistics(&mut self) -> Statistics;
+
+    /// Routes the interrupt of receive queue `queue` to MSI-X vector `vector`, masked.
+    fn route_rx_interrupt(&mut self, queue: u32, vector: u32);
+
+    /// Lets vector `vector` fire once; it masks itself then.
+    fn arm(&self, vector: u32);
+
+    /// Disables receiver, transmitter and interrupts. Proves nothing.
+    fn quiesce(&mut self);
+}
