@@ -1,3 +1,4 @@
 //! vfio-user: a PCI function served by another process.
 
+pub mod socket;
 pub mod wire;
