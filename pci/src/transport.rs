@@ -271,7 +271,8 @@ pub enum AccessError {
     },
 }
 
-/// A mapping that was not made. Nothing is mapped by the failed call.
+/// A mapping that was not made. Nothing is mapped by the failed call, except perhaps by one that
+/// was [`Unanswered`](Self::Unanswered).
 #[derive(Debug, Error)]
 pub enum MapError {
     /// Part of the range is mapped already (EEXIST).
@@ -299,6 +300,20 @@ pub enum MapError {
         device: String,
         /// Bytes.
         len: u64,
+    },
+    /// The memory was handed over, and the connection ended before the answer: whether it is
+    /// mapped is not known, so it must be treated as if it were.
+    #[error("{device}: nobody answered whether {len:#x} bytes are mapped at IOVA {iova}")]
+    Unanswered {
+        /// The function's name.
+        device: String,
+        /// Where.
+        iova: Iova,
+        /// Bytes.
+        len: u64,
+        /// Why there was no answer.
+        #[source]
+        source: io::Error,
     },
     /// Anything else.
     #[error("{device}: could not map {len:#x} bytes at IOVA {iova}")]
@@ -423,7 +438,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`MapError`]; nothing is mapped then.
+    /// [`MapError`]; nothing is mapped then, unless it is [`MapError::Unanswered`].
     fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError>;
 
     /// Takes `len` bytes from `iova` on out of the function's reach.
