@@ -302,7 +302,7 @@ fn described(
     let Some(file) = one_file(fds)? else {
         return Ok(described);
     };
-    if info.offset > MAX_OFFSET - info.size {
+    if info.offset > MAX_OFFSET - info.size || !info.offset.is_multiple_of(PAGE) {
         return Err(impossible("file offset", info.offset));
     }
     let whole = SparseArea {
@@ -328,9 +328,6 @@ fn described(
         if pages > 0 {
             described.region.mappable.push((first, pages));
         }
-    }
-    if info.offset % PAGE != 0 {
-        return Err(impossible("file offset", info.offset));
     }
     // An access beyond the end of a file is a SIGBUS.
     let needed = info.offset + end;
