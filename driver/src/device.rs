@@ -11,7 +11,8 @@ use failstop_dma::space::{AddressSpace, SpaceError};
 use failstop_pci::clock::{Clock, SystemClock};
 use failstop_pci::config::{CommandError, CommandRegister, ConfigSpace, Identity};
 use failstop_pci::id::Generation;
-use failstop_pci::transport::{AccessError, ResetFailed, Transport};
+use failstop_pci::interrupts::Interrupts;
+use failstop_pci::transport::{AccessError, IrqError, ResetFailed, Transport};
 use failstop_pci::window::{Window, WindowError};
 use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Lifecycle};
@@ -59,6 +60,9 @@ pub enum DeviceError {
     /// Its address space is unusable.
     #[error(transparent)]
     Space(#[from] SpaceError),
+    /// Its interrupts could not be routed.
+    #[error(transparent)]
+    Irq(#[from] IrqError),
     /// Its family's initialisation failed.
     #[error(transparent)]
     Provider(#[from] ProviderError),
@@ -72,10 +76,14 @@ pub enum DeviceError {
     },
 }
 
+/// MSI-X vectors that are routed: one, for the receive queue.
+const VECTORS: u32 = 1;
+
 /// What every object of a device shares. Objects keep it alive; it knows none of them.
 pub struct Core {
     // Dropped first: provider and window let go of the BAR before the transport goes.
     provider: Mutex<Box<dyn Provider>>,
+    interrupts: Interrupts,
     window: Arc<Window>,
     space: Arc<AddressSpace>,
     lifecycle: Arc<Lifecycle>,
@@ -96,6 +104,10 @@ impl Core {
 
     pub(crate) fn space(&self) -> &Arc<AddressSpace> {
         &self.space
+    }
+
+    pub(crate) fn interrupts(&self) -> &Interrupts {
+        &self.interrupts
     }
 
     pub(crate) fn lifecycle(&self) -> &Arc<Lifecycle> {
@@ -170,6 +182,10 @@ impl Core {
     pub(crate) fn break_device(&self, cause: Cause) {
         if self.lifecycle.mark_broken(cause) {
             self.space.ledger().close();
+            // No MSI will come: whoever sleeps is woken by us (C40).
+            (0..VECTORS)
+                .filter_map(|n| self.interrupts.vector(n))
+                .for_each(|vector| vector.signal());
             if let Err(error) = self.unmaster() {
                 log::error!("bus mastering could not be turned off: {error}");
             }
@@ -281,7 +297,9 @@ impl Device {
         let limits = provider.limits();
         provider.bring_up(config)?;
         let space = AddressSpace::new(transport.clone(), limits.address_mask, clock)?;
+        let interrupts = Interrupts::route(transport.clone(), VECTORS)?;
         let core = Core {
+            interrupts,
             provider: Mutex::new(provider),
             window,
             space,

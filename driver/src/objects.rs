@@ -3,16 +3,19 @@
 //! An object keeps what it is made from: a queue its memory region, completion queue and
 //! protection domain. Handles may be dropped in any order; a parent goes with its last child.
 
+use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use failstop_dma::frame::Frame;
 use failstop_dma::proof::{Acknowledged, ObjectId, ReleaseProof};
 use failstop_dma::region::{BadFrameSize, Census, FrameRegion, Pool};
 use failstop_dma::ring::{ExchangeRing, RingError};
 use failstop_dma::space::{Mapping, NotReleased, SpaceError};
-use failstop_pci::window::{NoAnswer, Stopped};
+use failstop_pci::interrupts::Event;
+use failstop_pci::window::{Doorbell, NoAnswer, Stopped};
 use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::Cause;
 use failstop_queues::receive::Rx;
@@ -446,7 +449,16 @@ impl QueueInit<'_> {
 #[derive(Debug)]
 pub struct Rq {
     rx: Option<Rx<Advanced>>,
+    sleep: Option<Sleep>,
     place: Place,
+}
+
+/// How a receive queue sleeps.
+#[derive(Debug)]
+struct Sleep {
+    arm: Doorbell,
+    value: u32,
+    event: Arc<Event>,
 }
 
 /// A send queue.
@@ -486,9 +498,18 @@ impl Owned<Pd> {
             }
         };
         let rx = Rx::new(ring, spec.buffer, bell, core.lifecycle().clone());
+        let sleep = core.interrupts().vector(0).and_then(|event| {
+            let (arm, value) = core.provider().route_rx_interrupt(place.number, 0)?;
+            Some(Sleep {
+                arm,
+                value,
+                event: event.clone(),
+            })
+        });
         let mut queue = Owned::new(
             Rq {
                 rx: Some(rx),
+                sleep,
                 place,
             },
             core.clone(),
@@ -561,6 +582,28 @@ impl Rq {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.rx.as_ref().is_some_and(Rx::is_ready)
+    }
+
+    /// Sleeps until a frame is there, the device breaks, or `timeout` passes (never, without one).
+    /// True when a burst would find something.
+    ///
+    /// Arms the interrupt, looks once more, then sleeps, so that a frame that came in between is
+    /// not left lying (C26).
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector; otherwise when the
+    /// kernel refuses to wait.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        // What an earlier frame signalled says nothing of the next.
+        let _ = sleep.event.take();
+        sleep.arm.ring(sleep.value);
+        if self.is_ready() || self.place.core.lifecycle().is_broken() {
+            return Ok(self.is_ready());
+        }
+        sleep.event.wait(timeout)?;
+        Ok(self.is_ready())
     }
 
     /// Requests so far, and how they ended.

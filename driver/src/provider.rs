@@ -269,11 +269,10 @@ pub trait Provider: Send + fmt::Debug {
     /// What the device counted.
     fn statistics(&mut self) -> Statistics;
 
-    /// Routes the interrupt of receive queue `queue` to MSI-X vector `vector`, masked.
-    fn route_rx_interrupt(&mut self, queue: u32, vector: u32);
-
-    /// Lets vector `vector` fire once; it masks itself then.
-    fn arm(&self, vector: u32);
+    /// Routes the interrupt of receive queue `queue` to MSI-X vector `vector`, masked. Writing the
+    /// value to the doorbell lets the vector fire once, at once if something is there; it masks
+    /// itself then. None where the device has no such register.
+    fn route_rx_interrupt(&mut self, queue: u32, vector: u32) -> Option<(Doorbell, u32)>;
 
     /// Disables receiver, transmitter and interrupts. Proves nothing.
     fn quiesce(&mut self);

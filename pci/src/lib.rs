@@ -7,6 +7,7 @@ pub mod capabilities;
 pub mod clock;
 pub mod config;
 pub mod id;
+pub mod interrupts;
 mod mapped;
 pub mod register;
 #[cfg(feature = "testing")]

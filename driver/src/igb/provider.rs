@@ -469,7 +469,7 @@ impl Provider for Igb {
         self.counted
     }
 
-    fn route_rx_interrupt(&mut self, queue: u32, vector: u32) {
+    fn route_rx_interrupt(&mut self, queue: u32, vector: u32) -> Option<(Doorbell, u32)> {
         let registers = &self.registers;
         let gpie = GeneralInterrupt::NSICR
             | GeneralInterrupt::MULTIPLE_MSIX
@@ -484,10 +484,10 @@ impl Provider for Igb {
         registers.write(reg::EIMC, bit);
         registers.update(reg::EIAC, |eiac: u32| eiac | bit);
         registers.update(reg::EIAM, |eiam: u32| eiam | bit);
-    }
-
-    fn arm(&self, vector: u32) {
-        self.registers.write(reg::EIMS, 1 << vector);
+        registers
+            .window()
+            .doorbell(reg::EIMS)
+            .map(|bell| (bell, bit))
     }
 
     fn quiesce(&mut self) {

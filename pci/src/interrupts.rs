@@ -1,0 +1,200 @@
+//! Interrupts as eventfds: MSI-X vectors, the error event (AER) and the request event.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::transport::{IrqError, IrqIndex, Transport};
+
+/// One interrupt vector, or anything else that wakes a sleeper.
+#[derive(Debug)]
+pub struct Event {
+    fd: EventFd,
+}
+
+impl Event {
+    /// An event that nothing signals yet.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        })
+    }
+
+    /// Wakes whoever waits, as the device would.
+    pub fn signal(&self) {
+        // A full counter is signalled already.
+        let _ = self.fd.write(1);
+    }
+
+    /// Takes what was signalled since the last call.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        self.fd.read().is_ok()
+    }
+
+    /// Waits until it is signalled, at most `timeout` (for ever without one), and takes it.
+    /// False when time was up or a signal handler ran.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses to wait.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let timeout = match timeout {
+            // Rounded up, so that a short wait does not become a busy loop.
+            Some(time) => {
+                PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
+            }
+            None => PollTimeout::NONE,
+        };
+        match poll(
+            &mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)],
+            timeout,
+        ) {
+            Ok(0) | Err(Errno::EINTR) => Ok(false),
+            Ok(_) => Ok(self.take()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+impl AsFd for Event {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The interrupts of one function, routed to events until dropped.
+#[derive(Debug)]
+pub struct Interrupts {
+    transport: Arc<dyn Transport>,
+    vectors: Vec<Arc<Event>>,
+    error: Option<Arc<Event>>,
+    request: Option<Arc<Event>>,
+}
+
+impl Interrupts {
+    /// Routes the first `vectors` MSI-X vectors (fewer where the function has fewer), and the error
+    /// and request events where the transport has them.
+    ///
+    /// # Errors
+    ///
+    /// [`IrqError`]; nothing is routed then.
+    pub fn route(transport: Arc<dyn Transport>, vectors: u32) -> Result<Self, IrqError> {
+        let event = |index, first| {
+            Event::new().map(Arc::new).map_err(|source| IrqError {
+                device: transport.name().to_owned(),
+                index,
+                first,
+                source,
+            })
+        };
+        let count = vectors.min(transport.irq_count(IrqIndex::Msix));
+        let vectors = (0..count)
+            .map(|n| event(IrqIndex::Msix, n))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut interrupts = Self {
+            transport: transport.clone(),
+            vectors,
+            error: None,
+            request: None,
+        };
+        if count > 0 {
+            let fds: Vec<BorrowedFd<'_>> = interrupts
+                .vectors
+                .iter()
+                .map(|event| event.as_fd())
+                .collect();
+            transport.set_irqs(IrqIndex::Msix, 0, &fds)?;
+        }
+        let single = |index| -> Result<Option<Arc<Event>>, IrqError> {
+            if transport.irq_count(index) == 0 {
+                return Ok(None);
+            }
+            let event = event(index, 0)?;
+            transport.set_irqs(index, 0, &[event.as_fd()])?;
+            Ok(Some(event))
+        };
+        interrupts.error = single(IrqIndex::Error)?;
+        interrupts.request = single(IrqIndex::Request)?;
+        Ok(interrupts)
+    }
+
+    /// The event of MSI-X vector `n`, where there is one.
+    #[must_use]
+    pub fn vector(&self, n: u32) -> Option<&Arc<Event>> {
+        self.vectors.get(n as usize)
+    }
+
+    /// Signalled when the bus reports an uncorrectable error of the function.
+    #[must_use]
+    pub fn error(&self) -> Option<&Arc<Event>> {
+        self.error.as_ref()
+    }
+
+    /// Signalled when the kernel or the server wants the function back.
+    #[must_use]
+    pub fn request(&self) -> Option<&Arc<Event>> {
+        self.request.as_ref()
+    }
+
+    /// Disables the vectors; the error and request events stay [R4.3].
+    ///
+    /// # Errors
+    ///
+    /// [`IrqError`].
+    pub fn disable_vectors(&self) -> Result<(), IrqError> {
+        if self.vectors.is_empty() {
+            return Ok(());
+        }
+        self.transport.set_irqs(IrqIndex::Msix, 0, &[])
+    }
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        let mut routed = Vec::new();
+        if !self.vectors.is_empty() {
+            routed.push(IrqIndex::Msix);
+        }
+        routed.extend(self.error.is_some().then_some(IrqIndex::Error));
+        routed.extend(self.request.is_some().then_some(IrqIndex::Request));
+        for index in routed {
+            if let Err(error) = self.transport.set_irqs(index, 0, &[]) {
+                log::debug!("{error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signalled_event_wakes_once() {
+        let event = Event::new().unwrap();
+        event.signal();
+        event.signal();
+        assert!(event.wait(None).unwrap());
+        assert!(!event.wait(Some(Duration::ZERO)).unwrap());
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_by_another_thread() {
+        let event = Event::new().unwrap();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| event.wait(None).unwrap());
+            event.signal();
+            assert!(sleeper.join().unwrap());
+        });
+    }
+}
