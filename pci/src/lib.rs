@@ -9,7 +9,9 @@ pub mod config;
 pub mod id;
 pub mod interrupts;
 mod mapped;
+pub mod memlock;
 pub mod register;
+pub mod sysfs;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod transport;

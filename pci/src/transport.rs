@@ -13,6 +13,9 @@ use thiserror::Error;
 
 use crate::id::{DeviceId, Generation};
 
+pub mod container;
+pub mod iommufd;
+pub mod vfio;
 pub mod vfio_user;
 
 /// An I/O virtual address: what a device puts on the bus.
