@@ -61,9 +61,18 @@ impl Machine<'_> {
                 );
             }
         }
-        for port in 1..=self.topology.ports.len() {
-            let slot = 0x10 + port - 1;
-            words.pair("-device", format!("pcie-root-port,id=rp{port},bus=pcie.0,addr={slot:#x},chassis={port},slot={port}"));
+        for (index, root_port) in self.topology.ports.iter().enumerate() {
+            let (port, slot) = (index + 1, 0x10 + index);
+            // QEMU's model of Intel's port has no access control services, its own has.
+            let model = if root_port.isolates {
+                "pcie-root-port"
+            } else {
+                "ioh3420"
+            };
+            words.pair(
+                "-device",
+                format!("{model},id=rp{port},bus=pcie.0,addr={slot:#x},chassis={port},slot={port}"),
+            );
         }
         for place in self.topology.places() {
             self.function(&place, &mut words)?;

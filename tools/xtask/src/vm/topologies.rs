@@ -31,9 +31,16 @@ pub enum Iommu {
     },
 }
 
-/// A root port and the functions behind it, from function 0.
+/// A root port and the functions behind it.
 #[derive(Clone, Copy, Debug)]
-pub struct Port(pub &'static [Function]);
+pub struct Port {
+    /// Whether it has access control services. Behind one that has not, all functions share the port's IOMMU group, since
+    /// they could reach each other's memory behind the IOMMU's back. (Two 82576 functions in one slot alone do not share:
+    /// Linux knows that silicon as isolating.)
+    pub isolates: bool,
+    /// The functions of its one slot, from function 0.
+    pub functions: &'static [Function],
+}
 
 /// A PCI function.
 #[derive(Clone, Copy, Debug)]
@@ -84,13 +91,20 @@ impl Model {
 
 const VTD: Iommu = Iommu::Intel { address_bits: None };
 
+const fn port(functions: &'static [Function]) -> Port {
+    Port {
+        isolates: true,
+        functions,
+    }
+}
+
 const fn function(role: &'static str, model: Model, wire: Wire) -> Function {
     Function { role, model, wire }
 }
 
 const TWO_IGB: &[Port] = &[
-    Port(&[function("igb", Model::Igb, Wire::Hub(0))]),
-    Port(&[function("igb-peer", Model::Igb, Wire::Hub(0))]),
+    port(&[function("igb", Model::Igb, Wire::Hub(0))]),
+    port(&[function("igb-peer", Model::Igb, Wire::Hub(0))]),
 ];
 
 /// All machines.
@@ -106,8 +120,8 @@ pub const ALL: &[Topology] = &[
         summary: "an 82576 for us and an 82574 for the guest kernel's driver, on one hub",
         iommu: VTD,
         ports: &[
-            Port(&[function("igb", Model::Igb, Wire::Hub(0))]),
-            Port(&[function("kernel-nic", Model::E1000e, Wire::Hub(0))]),
+            port(&[function("igb", Model::Igb, Wire::Hub(0))]),
+            port(&[function("kernel-nic", Model::E1000e, Wire::Hub(0))]),
         ],
     },
     Topology {
@@ -129,11 +143,14 @@ pub const ALL: &[Topology] = &[
         summary: "two functions of one slot in one IOMMU group, and an 82576 in another",
         iommu: VTD,
         ports: &[
-            Port(&[
-                function("igb", Model::Igb, Wire::Hub(0)),
-                function("sibling", Model::E1000e, Wire::Hub(0)),
-            ]),
-            Port(&[function("igb-peer", Model::Igb, Wire::Hub(0))]),
+            Port {
+                isolates: false,
+                functions: &[
+                    function("igb", Model::Igb, Wire::Hub(0)),
+                    function("sibling", Model::E1000e, Wire::Hub(0)),
+                ],
+            },
+            port(&[function("igb-peer", Model::Igb, Wire::Hub(0))]),
         ],
     },
     Topology {
@@ -141,8 +158,8 @@ pub const ALL: &[Topology] = &[
         summary: "a device that another process emulates, and an 82574 for the guest kernel's driver",
         iommu: VTD,
         ports: &[
-            Port(&[function("emulated", Model::VfioUser, Wire::Nothing)]),
-            Port(&[function("kernel-nic", Model::E1000e, Wire::Datagrams)]),
+            port(&[function("emulated", Model::VfioUser, Wire::Nothing)]),
+            port(&[function("kernel-nic", Model::E1000e, Wire::Datagrams)]),
         ],
     },
 ];
@@ -201,14 +218,14 @@ impl Topology {
     /// All functions with their places.
     pub fn places(&self) -> impl Iterator<Item = Place> + use<> {
         self.ports.iter().enumerate().flat_map(|(index, port)| {
-            let multifunction = port.0.len() > 1;
+            let multifunction = port.functions.len() > 1;
             let place = move |(number, function)| Place {
                 port: index + 1,
                 number,
                 multifunction,
                 function,
             };
-            port.0.iter().enumerate().map(place)
+            port.functions.iter().enumerate().map(place)
         })
     }
 
