@@ -10,15 +10,28 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use crate::protocol::Run;
+use crate::tiers;
 use crate::vm::{Boot, Kernel, Setup, topologies};
 
 /// Set-up, tests and virtual machines of failstop.
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one value of it, for a moment"
+)]
 enum Cli {
     /// Guests: QEMU with an IOMMU and network functions, and a kernel with VFIO.
     #[command(subcommand)]
     Vm(Vm),
+    /// Every check and every tier of tests, with a count at the end. With CI set, what cannot run is a failure.
+    Test {
+        /// Also what takes long.
+        #[arg(long)]
+        full: bool,
+    },
+    /// The suite on a real function: the one that FAILSTOP_HIL names.
+    Hil,
 }
 
 #[derive(Subcommand)]
@@ -96,6 +109,8 @@ pub fn main() -> ExitCode {
         Cli::Vm(Vm::List) => Ok(list()),
         Cli::Vm(Vm::Run(arguments)) => run(&arguments),
         Cli::Vm(Vm::Shell(machine)) => shell(&machine),
+        Cli::Test { full } => tiers::test(full),
+        Cli::Hil => tiers::hardware_in_the_loop(),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -1,6 +1,7 @@
 //! Set-up, tests and virtual machines: what `cargo xtask` does, as a library, so that the test harness uses the same.
 //!
 //! - [`command`] is the command line;
+//! - [`tiers`] runs the checks and the tests;
 //! - [`vm`] gets QEMU and the guest kernels, and boots guests;
 //! - [`guest`] is what runs inside them;
 //! - [`protocol`] is what the two say to each other.
@@ -8,4 +9,5 @@
 pub mod command;
 pub mod guest;
 pub mod protocol;
+pub mod tiers;
 pub mod vm;

@@ -1,0 +1,429 @@
+//! `cargo xtask test`: every check and every tier of tests, in order, and a count at the end.
+//!
+//! Nothing stops at the first failure: the summary lists all of them. With `CI` set, a tier that cannot run is a failure.
+
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::vm::Setup;
+
+/// The package whose test targets are the tiers above T0.
+const SUITE: &str = "failstop-tests";
+/// The tiers that are test targets of [`SUITE`]: the target's name, and the tier's.
+const TARGETS: &[(&str, &str)] = &[("t1", "T1"), ("t2", "T2"), ("hil", "T4")];
+/// A second architecture whose barriers differ; the code must at least compile for it.
+const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
+
+/// What came of one tier.
+#[derive(Debug, Default)]
+struct Tier {
+    name: String,
+    passed: usize,
+    /// What failed, by name.
+    failed: Vec<String>,
+    /// What was left out, and why.
+    skipped: Vec<String>,
+    time: Duration,
+}
+
+impl Tier {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Counts something that cannot run here: a failure where everything must.
+    fn cannot(&mut self, strict: bool, why: String) {
+        if strict {
+            self.failed.push(why)
+        } else {
+            self.skipped.push(why)
+        }
+    }
+
+    fn check(&mut self, name: &str, command: Command) -> Result<()> {
+        let (success, _) = run(command)?;
+        if success {
+            self.passed += 1
+        } else {
+            self.failed.push(name.into())
+        }
+        Ok(())
+    }
+
+    /// Runs test programs, and counts what they say.
+    fn tests(&mut self, name: &str, command: Command) -> Result<()> {
+        let (success, output) = run(command)?;
+        let before = self.failed.len();
+        self.count(&output);
+        if !success && self.failed.len() == before {
+            // It did not even compile, or a test process died.
+            self.failed
+                .push(format!("{name}: the command failed without naming a test"));
+        }
+        Ok(())
+    }
+
+    /// Reads the lines that Rust's test programs print: `test NAME ... ok` and the like.
+    fn count(&mut self, output: &str) {
+        for line in output.lines() {
+            let Some((name, result)) = line
+                .strip_prefix("test ")
+                .and_then(|line| line.rsplit_once(" ... "))
+            else {
+                continue;
+            };
+            let name = name.trim_end();
+            match result.trim() {
+                "ok" => self.passed += 1,
+                "FAILED" | "failed" => self.failed.push(name.into()),
+                result if result.starts_with("ignored") => self.skipped.push(name.into()),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs all that a landing must pass. `full` also runs what takes long.
+///
+/// # Errors
+///
+/// When cargo itself cannot be run. Failures of tests are in the exit code and the summary.
+pub fn test(full: bool) -> Result<ExitCode> {
+    let strict = std::env::var_os("CI").is_some();
+    let suite = suite_targets()?;
+    let mut tiers = vec![
+        timed(Tier::new("checks"), checks)?,
+        timed(Tier::new("T0"), |tier| t0(tier, &suite))?,
+    ];
+    for (target, name) in TARGETS.iter().filter(|(target, _)| *target != "hil") {
+        let tier = timed(Tier::new(name), |tier| {
+            if !suite.iter().any(|present| present == target) {
+                tier.cannot(strict, format!("{SUITE} has no test target {target}"));
+            } else if *target == "t2"
+                && let Err(error) = Setup::ensure()
+            {
+                tier.cannot(strict, format!("set-up of guests: {error:#}"));
+            } else {
+                tier.tests(target, suite_command(target, full))?;
+            }
+            Ok(())
+        })?;
+        tiers.push(tier);
+    }
+    Ok(summary(&tiers))
+}
+
+/// Runs the suite on a real function, named by its address in `FAILSTOP_HIL`.
+///
+/// # Errors
+///
+/// When the variable is not set, or cargo cannot be run.
+pub fn hardware_in_the_loop() -> Result<ExitCode> {
+    let device = std::env::var("FAILSTOP_HIL")
+        .ok()
+        .filter(|device| !device.is_empty());
+    let device = device.context(
+        "FAILSTOP_HIL names no function: set it to an address such as 0000:01:00.0. The function must be bound to vfio-pci \
+         (`failstop bind`), and nothing else may need it; no cable is needed, the suite uses its loopback",
+    )?;
+    eprintln!("running the suite on {device}");
+    let tier = timed(Tier::new("T4"), |tier| {
+        tier.tests("hil", suite_command("hil", true))
+    })?;
+    Ok(summary(&[tier]))
+}
+
+fn timed(mut tier: Tier, fill: impl FnOnce(&mut Tier) -> Result<()>) -> Result<Tier> {
+    let started = Instant::now();
+    eprintln!("== {}", tier.name);
+    fill(&mut tier)?;
+    tier.time = started.elapsed();
+    Ok(tier)
+}
+
+fn checks(tier: &mut Tier) -> Result<()> {
+    tier.check(
+        "formatting (cargo fmt)",
+        cargo(&["fmt", "--all", "--check"]),
+    )?;
+    tier.check(
+        "clippy",
+        cargo(&[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--quiet",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )?;
+    let mut documentation = cargo(&["doc", "--workspace", "--no-deps", "--quiet"]);
+    documentation.env("RUSTDOCFLAGS", "-D warnings");
+    tier.check("documentation (cargo doc)", documentation)?;
+    if target_is_installed(OTHER_ARCHITECTURE) {
+        // The libraries: what only runs on a developer's machine need not build for others.
+        let packages = [
+            "-p",
+            "failstop-pci",
+            "-p",
+            "failstop-dma",
+            "-p",
+            "failstop-queues",
+            "-p",
+            "failstop",
+        ];
+        let mut command = cargo(&["check", "--quiet", "--target", OTHER_ARCHITECTURE]);
+        command.args(packages);
+        tier.check("other architecture (cargo check)", command)?;
+    } else {
+        // Not held against CI: no landing depends on which targets its machine has.
+        tier.skipped.push(format!("cargo check for {OTHER_ARCHITECTURE}: not installed (rustup target add {OTHER_ARCHITECTURE})"));
+    }
+    Ok(())
+}
+
+/// Unit tests, integration tests of the libraries, examples in the documentation.
+fn t0(tier: &mut Tier, suite: &[String]) -> Result<()> {
+    let tests = [
+        "test",
+        "--workspace",
+        "--exclude",
+        SUITE,
+        "--lib",
+        "--bins",
+        "--tests",
+        "--no-fail-fast",
+        "--quiet",
+    ];
+    tier.tests("unit tests", pretty(cargo(&tests)))?;
+    let mut own = cargo(&[
+        "test",
+        "--package",
+        SUITE,
+        "--lib",
+        "--no-fail-fast",
+        "--quiet",
+    ]);
+    for target in suite
+        .iter()
+        .filter(|target| TARGETS.iter().all(|(tier, _)| tier != target))
+    {
+        own.args(["--test", target]);
+    }
+    tier.tests("the suite's own tests", pretty(own))?;
+    tier.tests(
+        "documentation tests",
+        pretty(cargo(&[
+            "test",
+            "--workspace",
+            "--doc",
+            "--no-fail-fast",
+            "--quiet",
+        ])),
+    )
+}
+
+fn suite_command(target: &str, full: bool) -> Command {
+    let mut command = cargo(&["test", "--package", SUITE, "--test", target]);
+    if full {
+        command.env("FAILSTOP_FULL", "1");
+    }
+    pretty(command)
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments);
+    command
+}
+
+/// Has test programs print a line for each test.
+fn pretty(mut command: Command) -> Command {
+    command.args(["--", "--format", "pretty", "--color", "never"]);
+    command
+}
+
+/// The test targets of [`SUITE`].
+fn suite_targets() -> Result<Vec<String>> {
+    let output = cargo(&["metadata", "--no-deps", "--format-version", "1"])
+        .output()
+        .context("cannot run cargo metadata")?;
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
+    Ok(test_targets(&metadata, SUITE))
+}
+
+fn test_targets(metadata: &serde_json::Value, package: &str) -> Vec<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let targets = packages
+        .filter(|found| found["name"] == package)
+        .flat_map(|found| found["targets"].as_array());
+    let tests = targets
+        .flatten()
+        .filter(|target| target["kind"][0] == "test");
+    tests
+        .filter_map(|target| target["name"].as_str().map(str::to_owned))
+        .collect()
+}
+
+fn target_is_installed(target: &str) -> bool {
+    let output = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", target])
+        .output();
+    output.is_ok_and(|output| {
+        std::path::Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
+    })
+}
+
+/// Runs a command, shows what it prints as it comes, and returns it.
+fn run(mut command: Command) -> Result<(bool, String)> {
+    eprintln!("-- {}", describe(&command));
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    let (sender, lines) = channel();
+    let stdout = child
+        .stdout
+        .take()
+        .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+    let stderr = child
+        .stderr
+        .take()
+        .map(|pipe| Box::new(pipe) as Box<dyn Read + Send>);
+    for pipe in [stdout, stderr].into_iter().flatten() {
+        let sender = sender.clone();
+        thread::spawn(move || {
+            // Bytes, since a test may print what is no text.
+            for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+                drop(sender.send(String::from_utf8_lossy(&line).into_owned()));
+            }
+        });
+    }
+    drop(sender);
+    let mut output = String::new();
+    for line in lines {
+        eprintln!("{line}");
+        output += &line;
+        output.push('\n');
+    }
+    Ok((
+        child.wait().context("cannot wait for cargo")?.success(),
+        output,
+    ))
+}
+
+fn describe(command: &Command) -> String {
+    let words: Vec<_> = command
+        .get_args()
+        .map(|word| word.to_string_lossy())
+        .collect();
+    format!("cargo {}", words.join(" "))
+}
+
+/// Prints the count of each tier and what failed; the last line is for programs.
+fn summary(tiers: &[Tier]) -> ExitCode {
+    print!("{}", report(tiers));
+    if tiers.iter().all(|tier| tier.failed.is_empty()) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn report(tiers: &[Tier]) -> String {
+    let mut text = String::from("\ntier     passed  failed  skipped    time\n");
+    for tier in tiers {
+        let (passed, failed, skipped) = (tier.passed, tier.failed.len(), tier.skipped.len());
+        let _ = writeln!(
+            text,
+            "{:<7} {passed:>7} {failed:>7} {skipped:>8} {:>6.0}s",
+            tier.name,
+            tier.time.as_secs_f64()
+        );
+    }
+    for (word, list) in [
+        (
+            "skipped",
+            tiers.iter().map(|tier| &tier.skipped).collect::<Vec<_>>(),
+        ),
+        ("FAILED", tiers.iter().map(|tier| &tier.failed).collect()),
+    ] {
+        for (tier, names) in tiers.iter().zip(list) {
+            for name in names {
+                let _ = writeln!(text, "{word}: {}: {name}", tier.name);
+            }
+        }
+    }
+    let sum = |count: fn(&Tier) -> usize| tiers.iter().map(count).sum::<usize>();
+    let skipped = sum(|tier| tier.skipped.len());
+    let _ = write!(
+        text,
+        "{} passed, {} failed",
+        sum(|tier| tier.passed),
+        sum(|tier| tier.failed.len())
+    );
+    if skipped > 0 {
+        let _ = write!(text, ", {skipped} skipped");
+    }
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_counted_by_name() {
+        let mut tier = Tier::new("T1");
+        tier.count(
+            "running 3 tests\ntest rx::wraps ... ok\ntest tx::stops (line 12) ... FAILED\n\
+             test slow ... ignored, takes an hour\ntest result: FAILED. 1 passed; 1 failed; 1 ignored\n",
+        );
+        assert_eq!(
+            (tier.passed, tier.failed, tier.skipped),
+            (1, vec!["tx::stops (line 12)".into()], vec!["slow".into()])
+        );
+    }
+
+    #[test]
+    fn the_last_line_has_the_sums() {
+        let mut first = Tier::new("T0");
+        first.passed = 3;
+        let mut second = Tier::new("T1");
+        second.failed.push("rx".into());
+        assert!(report(&[first, second]).ends_with("FAILED: T1: rx\n3 passed, 1 failed\n"));
+    }
+
+    #[test]
+    fn what_cannot_run_fails_only_where_everything_must() {
+        let (mut here, mut ci) = (Tier::new("T2"), Tier::new("T2"));
+        here.cannot(false, "no QEMU".into());
+        ci.cannot(true, "no QEMU".into());
+        assert_eq!((here.failed.len(), here.skipped.len()), (0, 1));
+        assert_eq!((ci.failed.len(), ci.skipped.len()), (1, 0));
+    }
+
+    #[test]
+    fn test_targets_are_those_of_the_package() {
+        let metadata = serde_json::json!({"packages": [
+            {"name": "other", "targets": [{"kind": ["test"], "name": "x"}]},
+            {"name": "suite", "targets": [{"kind": ["lib"], "name": "suite"}, {"kind": ["test"], "name": "t1"}]},
+        ]});
+        assert_eq!(test_targets(&metadata, "suite"), ["t1"]);
+    }
+}
