@@ -167,7 +167,7 @@ fn checks(tier: &mut Tier) -> Result<()> {
             "warnings",
         ]),
     )?;
-    let mut documentation = cargo(&["doc", "--workspace", "--no-deps", "--quiet"]);
+    let mut documentation = cargo(&["doc", "--workspace", "--lib", "--no-deps", "--quiet"]);
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     tier.check("documentation (cargo doc)", documentation)?;
     if target_is_installed(OTHER_ARCHITECTURE) {
