@@ -11,6 +11,7 @@ pub mod device;
 pub mod igb;
 pub mod name;
 pub mod objects;
+pub mod open;
 pub mod owned;
 pub mod port;
 pub mod provider;

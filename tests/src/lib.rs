@@ -1,1 +1,8 @@
-//! The suite.
+//! The suite: what must hold on every device, emulated, under QEMU or real.
+//!
+//! A case names what it needs of a device, never a tier. `suite` (a binary of this crate) runs the
+//! cases on the device that `FAILSTOP_DEVICE` names; `tests/t1.rs` runs them on emulated devices
+//! here, `tests/t2.rs` in guests under QEMU.
+
+pub mod cases;
+pub mod fixture;

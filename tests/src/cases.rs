@@ -1,0 +1,68 @@
+//! The cases, and what each needs.
+
+use crate::fixture::{Fixture, Outcome};
+
+mod life;
+mod sleep;
+mod traffic;
+mod windows;
+
+/// What a case needs of its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Needs {
+    /// A device that can loop back what it sends.
+    Loopback,
+    /// The same, behind kernel VFIO: a mapped BAR, a real IOMMU.
+    KernelVfio,
+}
+
+/// One behaviour that must hold.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// What it says, as a test's name.
+    pub name: &'static str,
+    /// What it needs.
+    pub needs: Needs,
+    /// Tries it.
+    pub run: fn(&Fixture) -> Outcome,
+}
+
+macro_rules! cases {
+    ($($needs:ident: $module:ident { $($name:ident),+ $(,)? })+) => {
+        &[$($(Case { name: stringify!($name), needs: Needs::$needs, run: $module::$name }),+),+]
+    };
+}
+
+/// Every case.
+pub const CASES: &[Case] = cases! {
+    Loopback: life {
+        open_and_close_leave_nothing,
+        a_device_opens_again_and_again,
+        a_port_dropped_in_any_order_releases_everything,
+        close_is_refused_while_objects_live,
+        a_parent_in_use_is_busy_and_stays_whole,
+        region_churn_on_a_live_port_leaves_no_quarantine,
+        wrong_sizes_are_refused_and_leave_nothing,
+    }
+    Loopback: traffic {
+        ten_thousand_frames_come_back_unchanged,
+        every_length_comes_back_unchanged,
+        jumbo_frames_come_back_whole,
+        frames_that_cannot_be_sent_are_refused,
+        frames_are_conserved,
+        the_device_counts_what_we_sent,
+        other_stations_frames_need_promiscuous_mode,
+        unsent_requests_are_flushed_once,
+    }
+    Loopback: sleep {
+        c26_a_sleeper_is_woken_by_a_frame,
+        c26_a_frame_that_came_before_the_sleep_is_not_left_lying,
+        a_sleep_without_frames_times_out,
+    }
+    KernelVfio: windows {
+        c14_a_bar_without_memory_decoding_reads_all_ones,
+        c33_a_detached_window_reaches_no_register,
+        c38_mapping_churn_costs_no_kernel_memory,
+        without_bus_mastering_nothing_arrives,
+    }
+};

@@ -1,0 +1,174 @@
+//! Opening, closing, making and destroying.
+
+use failstop::objects::{CreateError, QueueInit};
+use failstop::port::{Port, PortConfig};
+
+use crate::fixture::{
+    Fixture, Outcome, close_clean, ensure, ensure_eq, receive, self_addressed, send,
+};
+
+pub(super) fn open_and_close_leave_nothing(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    ensure(device.mac().is_station(), || {
+        format!("MAC address {}", device.mac())
+    })?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    ensure(device.ledger().totals().live_mappings == 3, || {
+        format!("{:?}", device.ledger())
+    })?;
+    drop(port);
+    close_clean(device).map(drop)
+}
+
+pub(super) fn a_device_opens_again_and_again(fixture: &Fixture) -> Outcome {
+    for turn in 0..5 {
+        let device = fixture.open()?;
+        let mut port = Port::open(&device, &PortConfig::default())?;
+        let bytes = self_addressed(&device, 60, turn);
+        send(&mut port, &bytes)?;
+        ensure_eq(receive(&mut port)?, bytes, "the frame")?;
+        drop(port);
+        close_clean(device)?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_port_dropped_in_any_order_releases_everything(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    // Parents first: they go with their last child (C41).
+    let parts = Port::open(&device, &PortConfig::default())?.into_parts();
+    drop(parts.pd);
+    drop(parts.mr);
+    drop(parts.rx_cq);
+    drop(parts.tx_cq);
+    drop(parts.pool);
+    drop(parts.rq);
+    drop(parts.sq);
+    ensure_eq(device.ledger().lines(), Vec::new(), "ledger")?;
+    ensure_eq(device.objects(), 0, "objects")?;
+    close_clean(device).map(drop)
+}
+
+pub(super) fn close_is_refused_while_objects_live(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    let refused = device.close().err().ok_or("closed under a live port")?;
+    drop(port);
+    close_clean(refused.device).map(drop)
+}
+
+pub(super) fn a_parent_in_use_is_busy_and_stays_whole(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let parts = Port::open(&device, &PortConfig::default())?.into_parts();
+    let live = device.ledger().totals().live_bytes;
+    let busy = parts
+        .mr
+        .try_destroy()
+        .err()
+        .ok_or("a region in use was destroyed")?;
+    let pd = parts
+        .pd
+        .try_destroy()
+        .err()
+        .ok_or("a domain in use was destroyed")?;
+    ensure_eq(
+        device.ledger().totals().live_bytes,
+        live,
+        "live bytes after a busy destroy",
+    )?;
+    parts.rq.try_destroy().map_err(|busy| busy.why)?;
+    parts.sq.try_destroy().map_err(|busy| busy.why)?;
+    busy.object.try_destroy().map_err(|busy| busy.why)?;
+    parts.rx_cq.try_destroy().map_err(|busy| busy.why)?;
+    parts.tx_cq.try_destroy().map_err(|busy| busy.why)?;
+    pd.object.try_destroy().map_err(|busy| busy.why)?;
+    close_clean(device).map(drop)
+}
+
+pub(super) fn region_churn_on_a_live_port_leaves_no_quarantine(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    let pd = device.alloc_pd()?;
+    for turn in 0..50 {
+        let (region, mut pool) = pd.register(16, 2048)?;
+        let held = pool.take();
+        let bytes = self_addressed(&device, 60, turn);
+        send(&mut port, &bytes)?;
+        ensure_eq(receive(&mut port)?, bytes, "the frame")?;
+        region.try_destroy().map_err(|busy| busy.why)?;
+        drop(held);
+    }
+    ensure_eq(
+        device.ledger().totals().quarantined_bytes,
+        0,
+        "quarantined bytes",
+    )?;
+    drop((pd, port));
+    close_clean(device).map(drop)
+}
+
+pub(super) fn wrong_sizes_are_refused_and_leave_nothing(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let wrong = [
+        PortConfig {
+            rx_entries: 100,
+            ..PortConfig::default()
+        },
+        PortConfig {
+            tx_entries: 32,
+            ..PortConfig::default()
+        },
+        PortConfig {
+            rx_entries: 1 << 20,
+            ..PortConfig::default()
+        },
+        PortConfig {
+            frame_size: 100,
+            ..PortConfig::default()
+        },
+        PortConfig {
+            frame_size: 512,
+            ..PortConfig::default()
+        },
+        PortConfig {
+            frame_size: 1 << 17,
+            ..PortConfig::default()
+        },
+    ];
+    for config in wrong {
+        ensure(Port::open(&device, &config).is_err(), || {
+            format!("accepted: {config:?}")
+        })?;
+        ensure_eq(device.ledger().lines(), Vec::new(), "ledger")?;
+    }
+    let (pd, other) = (device.alloc_pd()?, device.alloc_pd()?);
+    let (mr, mut pool) = pd.register(64, 2048)?;
+    let cq = device.create_cq(16)?;
+    let mut init = |domain, entries, number| {
+        pd.create_rq(QueueInit {
+            pd: domain,
+            cq: &cq,
+            mr: &mr,
+            pool: &mut pool,
+            entries,
+            number,
+        })
+    };
+    ensure(
+        matches!(
+            init(&pd, 32, 0),
+            Err(CreateError::CompletionQueueFull { .. })
+        ),
+        || "CQ overrun".into(),
+    )?;
+    ensure(
+        matches!(init(&other, 16, 0), Err(CreateError::Foreign { .. })),
+        || "foreign domain".into(),
+    )?;
+    ensure(
+        matches!(init(&pd, 16, 99), Err(CreateError::Provider(_))),
+        || "queue 99".into(),
+    )?;
+    drop((mr, pool, cq, pd, other));
+    close_clean(device).map(drop)
+}

@@ -1,0 +1,19 @@
+//! Runs the suite on the device that `FAILSTOP_DEVICE` names.
+
+use failstop_tests::cases::{CASES, Needs};
+use failstop_tests::fixture::Fixture;
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> std::process::ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One device, one case at a time.
+    arguments.test_threads = Some(1);
+    let emulated =
+        std::env::var("FAILSTOP_DEVICE").is_ok_and(|name| name.starts_with("vfio-user:"));
+    let trials = CASES
+        .iter()
+        .filter(|case| case.needs != Needs::KernelVfio || !emulated)
+        .map(|case| Trial::test(case.name, || (case.run)(&Fixture::from_environment()?)))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
