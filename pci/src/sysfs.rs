@@ -100,6 +100,20 @@ impl Sysfs {
         Ok(functions)
     }
 
+    /// A function's configuration space: 256 or 4096 bytes for root, the first 64 for others.
+    ///
+    /// # Errors
+    ///
+    /// [`SysfsError`] when it cannot be read.
+    pub fn config(&self, address: Address) -> Result<Vec<u8>, SysfsError> {
+        let path = self.device_path(address).join("config");
+        fs::read(&path).map_err(|source| SysfsError {
+            path,
+            action: "read",
+            source,
+        })
+    }
+
     /// The file of the type1 container.
     #[must_use]
     pub fn container_path(&self) -> PathBuf {

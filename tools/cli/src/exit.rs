@@ -1,0 +1,18 @@
+//! How the command ends.
+
+use std::process::ExitCode;
+
+/// Exit codes; clap itself ends with 2 on a command line that it does not understand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Exit {
+    /// Everything as asked.
+    Clean = 0,
+    /// The device could not be used, or left as it was.
+    NotUsable = 3,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
