@@ -6,3 +6,5 @@
 
 pub mod cases;
 pub mod fixture;
+pub mod plan;
+pub mod report;

@@ -1,0 +1,186 @@
+//! T2: the suite in guests under QEMU, behind real kernel VFIO. Each case is a process of its own
+//! in the guest; each machine boots once, and its kernel's log is judged at the end.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use failstop_tests::plan::{Machine, PLANS, Plan};
+use libtest_mimic::{Arguments, Failed, Trial};
+use xtask::protocol::Run;
+use xtask::vm::{Boot, Guest, Setup, topologies};
+
+/// How long one case may take in a guest without hardware virtualization.
+const CASE: Duration = Duration::from_secs(180);
+/// How long a guest may live.
+const LIFETIME: Duration = Duration::from_secs(1500);
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One guest at a time: two cores are one guest's worth.
+    arguments.test_threads = Some(1);
+    let trials = PLANS.iter().flat_map(trials).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trials(plan: &'static Plan) -> Vec<Trial> {
+    let guest = Arc::new(SharedGuest {
+        machine: plan.machine,
+        running: Mutex::new(None),
+    });
+    let mut trials = Vec::new();
+    for iommu in plan.iommu {
+        for case in plan.cases() {
+            let guest = guest.clone();
+            let name = format!("{}/{iommu}/{}", plan.machine, case.name);
+            trials.push(Trial::test(name, move || guest.case(case.name, iommu)));
+        }
+        let guest = guest.clone();
+        let name = format!(
+            "{}/{iommu}/failstop_run_ends_with_clean_accounts",
+            plan.machine
+        );
+        trials.push(Trial::test(name, move || guest.tool_run(iommu)));
+    }
+    let name = format!(
+        "{}/the_kernel_logged_no_iommu_fault_and_no_bug",
+        plan.machine
+    );
+    trials.push(Trial::test(name, move || guest.end()));
+    trials
+}
+
+/// A guest that the trials of one machine share; booted by the first of them.
+struct SharedGuest {
+    machine: Machine,
+    running: Mutex<Option<Arc<Guest>>>,
+}
+
+impl SharedGuest {
+    fn get(&self) -> Result<Arc<Guest>, Failed> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(guest) = &*running {
+            return Ok(guest.clone());
+        }
+        let topology = topologies::find(self.machine.topology).map_err(words)?;
+        let boot = Boot::new(self.machine.kernel.parse().map_err(words)?, topology)
+            .file(suite())
+            .and_then(|boot| boot.file(tool()?))
+            .map_err(words)?
+            .env("RUST_BACKTRACE", "1")
+            .lifetime(LIFETIME);
+        let guest = Arc::new(boot.start(setup()?).map_err(words)?);
+        let bind = Run::shell("failstop bind $FAILSTOP_IGB");
+        let bound = guest.run(&bind).map_err(words)?;
+        if !bound.success() {
+            return Err(format!("the 82576 was not bound to vfio-pci: {}", bound.text()).into());
+        }
+        *running = Some(guest.clone());
+        Ok(guest)
+    }
+
+    /// Runs one case of the suite.
+    fn case(&self, name: &str, iommu: &str) -> Result<(), Failed> {
+        let line = format!("FAILSTOP_DEVICE=$FAILSTOP_IGB failstop-suite --exact {name}");
+        let run = Run::shell(line).env("FAILSTOP_IOMMU", iommu).timeout(CASE);
+        let finished = self.get()?.run(&run).map_err(words)?;
+        // A filter that matches nothing would pass too.
+        if finished.success() && finished.text().contains("1 passed") {
+            return Ok(());
+        }
+        Err(finished.text().into())
+    }
+
+    /// The main job, as a person runs it.
+    fn tool_run(&self, iommu: &str) -> Result<(), Failed> {
+        let line = format!("failstop run $FAILSTOP_IGB --seconds 2 --json --iommu {iommu}");
+        let finished = self
+            .get()?
+            .run(&Run::shell(line).timeout(CASE))
+            .map_err(words)?;
+        if !finished.success() {
+            return Err(finished.text().into());
+        }
+        failstop_tests::report::check_clean(&String::from_utf8_lossy(&finished.stdout))?;
+        Ok(())
+    }
+
+    fn end(&self) -> Result<(), Failed> {
+        let Some(guest) = self
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        else {
+            return Err("no case of this machine ran, so that its log says nothing".into());
+        };
+        let given_back = guest
+            .run(&Run::shell("failstop unbind $FAILSTOP_IGB"))
+            .map_err(words)?;
+        if !given_back.success() {
+            return Err(format!("the 82576 was not given back: {}", given_back.text()).into());
+        }
+        let guest = Arc::into_inner(guest).ok_or("the guest is still in use")?;
+        let log = guest.shut_down().map_err(words)?.kernel_log;
+        let bad: Vec<_> = log
+            .iommu_faults()
+            .into_iter()
+            .chain(log.kernel_bugs())
+            .collect();
+        if bad.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{bad:#?}").into())
+        }
+    }
+}
+
+fn words(error: impl std::fmt::Display) -> Failed {
+    format!("{error:#}").into()
+}
+
+fn setup() -> Result<&'static Setup, Failed> {
+    static SETUP: OnceLock<Result<Setup, String>> = OnceLock::new();
+    let setup = SETUP.get_or_init(|| Setup::ensure().map_err(|error| format!("{error:#}")));
+    setup.as_ref().map_err(|error| error.clone().into())
+}
+
+fn suite() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_failstop-suite"))
+}
+
+/// The tool, built: it belongs to another package, for which cargo promises no path.
+fn tool() -> anyhow::Result<&'static PathBuf> {
+    static TOOL: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = TOOL.get() {
+        return Ok(path);
+    }
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            "failstop-cli",
+            "--profile",
+            "test",
+        ])
+        .args(["--message-format", "json"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()?;
+    anyhow::ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let path = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<BTreeMap<String, serde_json::Value>>(line).ok())
+        .filter_map(|message| Some(message.get("executable")?.as_str()?.to_owned()))
+        .find(|path| path.ends_with("/failstop"));
+    let path = path.ok_or_else(|| anyhow::anyhow!("cargo built no failstop"))?;
+    Ok(TOOL.get_or_init(|| path.into()))
+}
