@@ -382,6 +382,26 @@ struct Prepared {
     spec: RingSpec,
 }
 
+/// The fewest entries of a receive ring: RDLEN counts in steps of 128 bytes.
+pub(crate) const RX_LEAST: u32 = 8;
+/// The fewest entries of a send ring: room for one report beside another.
+pub(crate) const TX_LEAST: u32 = 2 * REPORT;
+
+/// Whether the device takes a ring of so many entries.
+pub(crate) fn check_entries(core: &Core, entries: u32, least: u32) -> Result<(), CreateError> {
+    let most = core.limits().ring_entries;
+    if (least..=most).contains(&entries) && entries.is_power_of_two() {
+        return Ok(());
+    }
+    Err(CreateError::Provider(ProviderError::OutOfRange {
+        device: core.name(),
+        what: "the ring's number of entries, a power of two,",
+        value: entries.into(),
+        least: least.into(),
+        most: most.into(),
+    }))
+}
+
 impl QueueInit<'_> {
     fn prepare(self, kind: &'static str, least: u32) -> Result<Prepared, CreateError> {
         let core = self.pd.0.core.clone();
@@ -397,15 +417,7 @@ impl QueueInit<'_> {
         if self.number >= limits.queues {
             return Err(range("the queue's number", self.number, 0, limits.queues - 1).into());
         }
-        if !(least..=limits.ring_entries).contains(&self.entries) {
-            return Err(range(
-                "the ring's number of entries",
-                self.entries,
-                least,
-                limits.ring_entries,
-            )
-            .into());
-        }
+        check_entries(&core, self.entries, least)?;
         if !Arc::ptr_eq(&self.cq.0.core, &core) {
             return Err(CreateError::Foreign {
                 device: core.name(),
@@ -475,7 +487,7 @@ impl Owned<Pd> {
     ///
     /// [`CreateError`].
     pub fn create_rq(&self, init: QueueInit<'_>) -> Result<Owned<Rq>, CreateError> {
-        let Prepared { place, ring, spec } = init.prepare("RQ", 8)?;
+        let Prepared { place, ring, spec } = init.prepare("RQ", RX_LEAST)?;
         let core = place.core.clone();
         if spec.buffer == 0 {
             let least = core.limits().buffer_step;
@@ -528,7 +540,7 @@ impl Owned<Pd> {
     ///
     /// [`CreateError`].
     pub fn create_sq(&self, init: QueueInit<'_>) -> Result<Owned<Sq>, CreateError> {
-        let Prepared { place, ring, spec } = init.prepare("SQ", 2 * REPORT)?;
+        let Prepared { place, ring, spec } = init.prepare("SQ", TX_LEAST)?;
         let core = place.core.clone();
         let longest = core.limits().longest_frame.min(ring.frame_size());
         let started = core.provider().start_tx(place.number, &spec);

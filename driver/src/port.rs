@@ -5,7 +5,9 @@ use failstop_dma::region::{Census, Pool};
 use failstop_queues::completions::Completions;
 
 use crate::device::Device;
-use crate::objects::{Cq, CreateError, Mr, Pd, QueueInit, Rq, Sq};
+use crate::objects::{
+    Cq, CreateError, Mr, Pd, QueueInit, RX_LEAST, Rq, Sq, TX_LEAST, check_entries,
+};
 use crate::owned::Owned;
 
 /// A port's sizes.
@@ -70,6 +72,9 @@ impl Port {
     ///
     /// [`CreateError`]; nothing is left then.
     pub fn open(device: &Device, config: &PortConfig) -> Result<Self, CreateError> {
+        // Before memory is mapped for rings that are then refused.
+        check_entries(&device.core, config.rx_entries, RX_LEAST)?;
+        check_entries(&device.core, config.tx_entries, TX_LEAST)?;
         let pd = device.alloc_pd()?;
         let frames = config
             .rx_entries
