@@ -1,0 +1,246 @@
+//! The command line of `failstop-emulator`, and of `failstop`'s hidden subcommand `emulate`.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+
+use crate::emulator::{self, Cable, Options};
+use crate::faults::Spec;
+use crate::server::port::End;
+
+/// An emulated Intel 82576 on a vfio-user socket.
+///
+/// Attach it to QEMU 10.1 or newer with
+/// -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'
+/// and -object memory-backend-memfd,share=on for the guest's memory.
+#[derive(Debug, Parser)]
+#[command(name = "failstop-emulator", version)]
+struct Arguments {
+    /// Serve the device on this Unix socket.
+    #[arg(long, value_name = "PATH", required_unless_present = "inherited")]
+    socket: Option<PathBuf>,
+    /// Take requests (stats, stray, fault NAME, link up|down, quit ...) on this Unix socket.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// The MAC address.
+    #[arg(long, value_name = "xx:xx:xx:xx:xx:xx", value_parser = parse_mac)]
+    mac: Option<[u8; 6]>,
+    /// Cable the port to a Unix datagram socket, as QEMU's -netdev dgram speaks.
+    #[arg(long, value_name = "dgram:LOCAL:REMOTE", value_parser = parse_wire, conflicts_with = "pair")]
+    wire: Option<Cable>,
+    /// Serve a second device on this socket, cabled to the first.
+    #[arg(long, value_name = "PATH")]
+    pair: Option<PathBuf>,
+    /// Misbehave: NAME[:ARGS][@FRAMES]; the control socket's `faults` lists them.
+    #[arg(long, value_name = "FAULT")]
+    fault: Vec<Spec>,
+    /// Standard input is the listening socket, standard output the control socket.
+    #[arg(long, hide = true, conflicts_with_all = ["socket", "control"])]
+    inherited: bool,
+    /// Remove this directory of sockets at the end.
+    #[arg(long, hide = true, value_name = "PATH", requires = "inherited")]
+    remove: Option<PathBuf>,
+}
+
+/// Runs the emulator as `arguments` say, the program's name first, until it is told to stop.
+/// Returns what the process should exit with: 0 when it was stopped, 1 on failure (or by the fault
+/// `server-dies`), 2 for a command line that makes no sense.
+pub fn main_with<I, T>(arguments: I) -> ExitCode
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // There is nobody to tell when standard error is closed.
+            let _closed = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let remove = arguments.remove.clone();
+    let result = run(arguments);
+    if let Some(directory) = remove {
+        remove_sockets(&directory);
+    }
+    match result {
+        Ok(End::Stopped) => ExitCode::SUCCESS,
+        Ok(End::Died) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("failstop-emulator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<End> {
+    let mut bound = Vec::new();
+    let mut bind = |path: &Path| -> anyhow::Result<UnixListener> {
+        let listener = listen(path)?;
+        bound.push(path.to_owned());
+        Ok(listener)
+    };
+    let (first, control) = if arguments.inherited {
+        (
+            inherited(io::stdin().as_fd()).context("standard input is no socket")?,
+            Some(inherited(io::stdout().as_fd()).context("standard output is no socket")?),
+        )
+    } else {
+        let socket = arguments.socket.context("no socket was named")?;
+        (
+            bind(&socket)?,
+            arguments.control.as_deref().map(&mut bind).transpose()?,
+        )
+    };
+    let second = arguments.pair.as_deref().map(&mut bind).transpose()?;
+    let options = Options {
+        mac: arguments.mac,
+        cable: if second.is_some() {
+            Cable::Pair
+        } else {
+            arguments.wire.unwrap_or_default()
+        },
+        faults: arguments.fault,
+    };
+    let ports = emulator::ports(&options, first, second)?;
+    let threads = emulator::serve(ports, control)?;
+    // The first port that dies takes the process with it; else all are waited for.
+    let mut end = End::Stopped;
+    let mut threads = threads;
+    while !threads.is_empty() && end == End::Stopped {
+        let (ended, running) = threads
+            .into_iter()
+            .partition::<Vec<_>, _>(|t| t.is_finished());
+        for thread in ended {
+            end = match thread.join() {
+                Ok(End::Stopped) => end,
+                Ok(End::Died) | Err(_) => End::Died,
+            };
+        }
+        threads = running;
+        if !threads.is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    for path in bound {
+        // Somebody else may have removed it already.
+        let _gone = std::fs::remove_file(path);
+    }
+    Ok(end)
+}
+
+/// Binds a socket; a file that nobody listens on any more is replaced.
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    use std::os::unix::fs::FileTypeExt;
+    use std::os::unix::net::UnixStream;
+
+    let stale = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+        && UnixStream::connect(path).is_err();
+    if stale {
+        std::fs::remove_file(path)
+            .with_context(|| format!("a stale socket at {} cannot be removed", path.display()))?;
+    }
+    UnixListener::bind(path).with_context(|| {
+        format!(
+            "no socket can be made at {}; is the directory there, and nobody listening?",
+            path.display()
+        )
+    })
+}
+
+fn inherited(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<UnixListener> {
+    let fd: OwnedFd = fd.try_clone_to_owned()?;
+    let kind = rustix::net::sockopt::socket_type(&fd)?;
+    if kind != rustix::net::SocketType::STREAM {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok(UnixListener::from(fd))
+}
+
+fn remove_sockets(directory: &Path) {
+    // Our parent removes them too; whoever is first, the other finds nothing.
+    let _gone = std::fs::remove_dir_all(directory);
+}
+
+/// Writes a MAC address as [`main_with`] reads it.
+#[must_use]
+pub fn format_mac(mac: [u8; 6]) -> String {
+    let [a, b, c, d, e, f] = mac;
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        *byte = parts
+            .next()
+            .filter(|part| part.len() == 2)
+            .and_then(|part| u8::from_str_radix(part, 16).ok())
+            .ok_or_else(|| "a MAC address is six hexadecimal bytes with colons".to_owned())?;
+    }
+    if parts.next().is_some() {
+        return Err("a MAC address has six bytes".to_owned());
+    }
+    if mac[0] & 1 != 0 || mac == [0; 6] {
+        return Err("this is no address of a single station".to_owned());
+    }
+    Ok(mac)
+}
+
+fn parse_wire(text: &str) -> Result<Cable, String> {
+    let paths = text
+        .strip_prefix("dgram:")
+        .and_then(|rest| rest.split_once(':'))
+        .filter(|(local, remote)| !local.is_empty() && !remote.is_empty());
+    let (local, remote) = paths.ok_or("a wire is of the form dgram:LOCAL:REMOTE")?;
+    Ok(Cable::Datagram {
+        local: local.into(),
+        remote: remote.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_mac_survives_being_written_and_read() {
+        let mac = [0x02, 0xAB, 0, 1, 2, 3];
+        assert_eq!(parse_mac(&format_mac(mac)), Ok(mac));
+    }
+
+    #[test]
+    fn mac_addresses_that_are_none_are_refused() {
+        for text in [
+            "",
+            "1:2:3:4:5:6",
+            "01:00:5e:00:00:01",
+            "00:00:00:00:00:00",
+            "02:00:00:00:00:00:00:00",
+        ] {
+            assert!(parse_mac(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_wire_needs_both_ends() {
+        assert!(parse_wire("dgram:/a:/b").is_ok());
+        assert!(parse_wire("dgram:/a").is_err());
+        assert!(parse_wire("dgram:/a:").is_err());
+        assert!(parse_wire("tap0").is_err());
+    }
+}

@@ -1,0 +1,236 @@
+//! The control socket: a line of words in, a line of JSON out, so that a test or a person scripts
+//! the device while a driver has it.
+//!
+//! | request | reply |
+//! | --- | --- |
+//! | `stats` | `{"stats":{...}}`: [`Stats`] |
+//! | `stray` | `{"stray":{...}}`: [`StrayDma`] |
+//! | `reset-counters` | `{"ok":true}` |
+//! | `link up`, `link down` | `{"ok":true}` |
+//! | `fault NAME[:ARGS][@FRAMES]` or `fault NAME ARGS` | `{"ok":true}` |
+//! | `clear-faults` | `{"ok":true}` |
+//! | `faults` | `{"faults":[...]}`: every fault that there is |
+//! | `leash` | `{"ok":true}`; when this connection ends, the emulator does |
+//! | `quit` | `{"ok":true}`; the emulator ends |
+//!
+//! What cannot be done is answered `{"error":"..."}`. With two ports, `port 1` before a request
+//! means the second.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::faults::{Spec, TABLE};
+use crate::server::port::{Handle, Request};
+use crate::stats::{Stats, StrayDma};
+
+/// The longest request, in bytes.
+const LONGEST: u64 = 4096;
+/// Connections at once.
+const CONNECTIONS: usize = 16;
+/// How long a client of the control socket waits for a reply.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A reply, as it stands on its line.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// It was done.
+    Ok(bool),
+    /// What is counted.
+    Stats(Box<Stats>),
+    /// DMA outside what the client mapped.
+    Stray(StrayDma),
+    /// Every fault: its form, and what it does.
+    Faults(Vec<(String, String)>),
+    /// It was not done, and why.
+    Error(String),
+}
+
+/// Listens for control connections, each on a thread of its own, and hands requests to the ports.
+/// Returns at once.
+///
+/// # Errors
+///
+/// When no thread can be started.
+pub fn serve(listener: UnixListener, ports: Vec<Handle>) -> io::Result<()> {
+    let connections = Arc::new(AtomicUsize::new(0));
+    std::thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || {
+            for socket in listener.incoming() {
+                let Ok(socket) = socket else { return };
+                if connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS {
+                    connections.fetch_sub(1, Ordering::Relaxed);
+                    continue;
+                }
+                let (ports, counter) = (ports.clone(), Arc::clone(&connections));
+                let started = std::thread::Builder::new()
+                    .name("control connection".to_owned())
+                    .spawn(move || {
+                        if let Err(error) = converse(&socket, &ports) {
+                            log::debug!("a control connection failed: {error}");
+                        }
+                        counter.fetch_sub(1, Ordering::Relaxed);
+                    });
+                if started.is_err() {
+                    connections.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+        })?;
+    Ok(())
+}
+
+fn converse(socket: &UnixStream, ports: &[Handle]) -> io::Result<()> {
+    let mut reader = BufReader::new(socket);
+    let mut leashed = false;
+    loop {
+        let mut line = Vec::new();
+        let read = reader.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+        if !matches!(read, Ok(n) if n > 0 && line.ends_with(b"\n")) {
+            if leashed {
+                stop(ports);
+            }
+            return read.map(drop);
+        }
+        let line = String::from_utf8_lossy(&line);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        leashed |= words == ["leash"];
+        let reply = answer(&words, ports);
+        let mut text = serde_json::to_string(&reply)?;
+        text.push('\n');
+        let mut writer = socket;
+        writer.write_all(text.as_bytes())?;
+        if words == ["quit"] {
+            stop(ports);
+        }
+    }
+}
+
+fn stop(ports: &[Handle]) {
+    for port in ports {
+        port.send(Request::Stop);
+    }
+}
+
+fn answer(words: &[&str], ports: &[Handle]) -> Reply {
+    let (number, words) = match words {
+        ["port", number, rest @ ..] => (number.parse().unwrap_or(usize::MAX), rest),
+        _ => (0, words),
+    };
+    let Some(port) = ports.get(number) else {
+        return Reply::Error(format!("there is no such port; there are {}", ports.len()));
+    };
+    match words {
+        ["stats"] => match port.stats() {
+            Some(stats) => Reply::Stats(Box::new(stats)),
+            None => Reply::Error("the port has ended or does not answer".to_owned()),
+        },
+        ["stray"] => match port.stats() {
+            Some(stats) => Reply::Stray(stats.stray),
+            None => Reply::Error("the port has ended or does not answer".to_owned()),
+        },
+        ["reset-counters"] => done(port, Request::ResetCounters),
+        ["link", "up"] => done(port, Request::Link(true)),
+        ["link", "down"] => done(port, Request::Link(false)),
+        ["fault", name, arguments @ ..] => {
+            let mut spec = (*name).to_owned();
+            for argument in arguments {
+                spec.push(':');
+                spec.push_str(argument);
+            }
+            match spec.parse::<Spec>() {
+                Ok(spec) => done(port, Request::Fault(spec)),
+                Err(error) => Reply::Error(error.to_string()),
+            }
+        }
+        ["clear-faults"] => done(port, Request::ClearFaults),
+        ["faults"] => Reply::Faults(
+            TABLE
+                .iter()
+                .map(|entry| (entry.to_string(), entry.text.to_owned()))
+                .collect(),
+        ),
+        ["leash" | "quit"] => Reply::Ok(true),
+        _ => Reply::Error(format!(
+            "'{}' is no request; there are stats, stray, reset-counters, link up|down, \
+             fault NAME, clear-faults, faults, leash, quit",
+            words.join(" ")
+        )),
+    }
+}
+
+fn done(port: &Handle, request: Request) -> Reply {
+    if port.send(request) {
+        Reply::Ok(true)
+    } else {
+        Reply::Error("the port has ended".to_owned())
+    }
+}
+
+/// What goes wrong on a control connection.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// The connection failed.
+    #[error("the emulator's control socket failed; it may have ended")]
+    Socket(#[from] io::Error),
+    /// What came back is no reply.
+    #[error("the emulator's control socket answered nonsense")]
+    Nonsense(#[from] serde_json::Error),
+    /// The emulator says why it did not do what was asked.
+    #[error("the emulator refuses '{request}': {reason}")]
+    Refused {
+        /// What was asked.
+        request: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+/// A client of a control socket.
+#[derive(Debug)]
+pub struct Client {
+    reader: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// When nobody listens at `path`.
+    pub fn connect(path: &Path) -> Result<Self, ControlError> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            reader: BufReader::new(socket),
+        })
+    }
+
+    /// Sends a request and waits for its reply, for ten seconds at most.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]; `Refused` when the emulator answers that it cannot.
+    pub fn request(&mut self, request: &str) -> Result<Reply, ControlError> {
+        let line = format!("{request}\n");
+        self.reader.get_mut().write_all(line.as_bytes())?;
+        let mut reply = String::new();
+        if self.reader.read_line(&mut reply)? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        match serde_json::from_str(&reply)? {
+            Reply::Error(reason) => Err(ControlError::Refused {
+                request: request.to_owned(),
+                reason,
+            }),
+            reply => Ok(reply),
+        }
+    }
+}

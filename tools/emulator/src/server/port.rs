@@ -1,0 +1,321 @@
+//! The loop that serves one device: messages, frames, commands from the control socket and time, on
+//! one thread, which sleeps when there is nothing to do.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+
+use super::connection::{Closed, Connection};
+use super::handler::{Outcome, Service};
+use crate::faults::{Fault, Spec};
+use crate::host::Host;
+use crate::stats::Stats;
+
+/// Messages handled before frames and commands get their turn.
+const MESSAGES: usize = 64;
+/// Frames taken from the wire before messages get their turn.
+const FRAMES: usize = 256;
+
+/// What the control socket asks of a port.
+#[derive(Debug)]
+pub enum Request {
+    /// Everything that is counted.
+    Stats(Sender<Stats>),
+    /// Sets every counter to 0.
+    ResetCounters,
+    /// Plugs or pulls the cable.
+    Link(bool),
+    /// Makes the device or its server misbehave.
+    Fault(Spec),
+    /// Ends all misbehaviour.
+    ClearFaults,
+    /// Ends the port.
+    Stop,
+}
+
+/// How the control socket reaches a port.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    requests: Sender<Request>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Handle {
+    /// Hands a request over; false when the port has ended.
+    pub fn send(&self, request: Request) -> bool {
+        let sent = self.requests.send(request).is_ok();
+        let _full = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        sent
+    }
+
+    /// Everything that the port counts; none when it has ended or does not answer.
+    #[must_use]
+    pub fn stats(&self) -> Option<Stats> {
+        let (sender, receiver) = mpsc::channel();
+        self.send(Request::Stats(sender));
+        receiver.recv_timeout(Duration::from_secs(5)).ok()
+    }
+}
+
+/// Why a port ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// It was told to.
+    Stopped,
+    /// The fault `server-dies`.
+    Died,
+}
+
+/// A device on a socket.
+#[derive(Debug)]
+pub struct Port {
+    service: Service,
+    listener: UnixListener,
+    connection: Option<Connection>,
+    requests: Receiver<Request>,
+    wake: Arc<OwnedFd>,
+    /// When the message that waits may be handled (fault `slow`).
+    not_before: Option<Duration>,
+}
+
+/// What one round of the loop leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Something to do at once.
+    Again,
+    /// Nothing until something happens.
+    Wait,
+}
+
+impl Port {
+    /// Serves `service` on `listener`.
+    ///
+    /// # Errors
+    ///
+    /// When no eventfd can be made, or the listener cannot be made non-blocking.
+    pub fn new(service: Service, listener: UnixListener) -> io::Result<(Self, Handle)> {
+        listener.set_nonblocking(true)?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
+        let (sender, requests) = mpsc::channel();
+        let handle = Handle {
+            requests: sender,
+            wake: Arc::clone(&wake),
+        };
+        let port = Self {
+            service,
+            listener,
+            connection: None,
+            requests,
+            wake,
+            not_before: None,
+        };
+        Ok((port, handle))
+    }
+
+    /// Serves until told to stop.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses to wait.
+    pub fn serve(mut self) -> io::Result<End> {
+        loop {
+            if let Some(end) = self.requests() {
+                return Ok(end);
+            }
+            if self.has(Fault::ServerDies) {
+                return Ok(End::Died);
+            }
+            let messages = self.messages();
+            let frames = self.frames();
+            let more = self.service.device.run(&mut self.service.world);
+            if !more && messages == Next::Wait && frames == Next::Wait {
+                self.wait()?;
+            }
+        }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.service.device.faults().has(fault)
+    }
+
+    fn delay(&self) -> Option<Duration> {
+        let faults = self.service.device.faults().active();
+        faults.iter().find_map(|fault| match fault {
+            Fault::Slow(delay) => Some(*delay),
+            _ => None,
+        })
+    }
+
+    fn requests(&mut self) -> Option<End> {
+        loop {
+            let service = &mut self.service;
+            match self.requests.try_recv() {
+                Ok(Request::Stats(reply)) => {
+                    // Whoever asked may have given up.
+                    let _gone = reply.send(service.stats());
+                }
+                Ok(Request::ResetCounters) => service.reset_counters(),
+                Ok(Request::Link(up)) => service.device.set_carrier(up, &mut service.world),
+                Ok(Request::Fault(spec)) => service.device.add_fault(spec),
+                Ok(Request::ClearFaults) => service.device.clear_faults(),
+                Ok(Request::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
+                    return Some(End::Stopped);
+                }
+                Err(mpsc::TryRecvError::Empty) => return None,
+            }
+        }
+    }
+
+    fn messages(&mut self) -> Next {
+        if self.has(Fault::ServerHangs) {
+            return Next::Wait;
+        }
+        let result = match &mut self.connection {
+            Some(_) => self.serve_client(),
+            None => return self.accept(),
+        };
+        match result {
+            Ok(next) => next,
+            Err(closed) => {
+                match closed {
+                    Closed::ByClient => log::info!("{closed}"),
+                    _ => log::warn!("{closed}: {:?}", std::error::Error::source(&closed)),
+                }
+                self.connection = None;
+                self.not_before = None;
+                self.service.detach();
+                Next::Again
+            }
+        }
+    }
+
+    fn accept(&mut self) -> Next {
+        let accepted = self.listener.accept();
+        match accepted.and_then(|(socket, _)| Connection::new(socket)) {
+            Ok(connection) => {
+                self.connection = Some(connection);
+                self.service.attach();
+                Next::Again
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Next::Wait,
+            Err(error) => {
+                log::warn!("a client could not be accepted: {error}");
+                Next::Wait
+            }
+        }
+    }
+
+    fn serve_client(&mut self) -> Result<Next, Closed> {
+        let delay = self.delay();
+        let Some(connection) = &mut self.connection else {
+            return Ok(Next::Wait);
+        };
+        connection.flush()?;
+        let mut filled = false;
+        for _ in 0..MESSAGES {
+            if connection.is_clogged() {
+                return Ok(Next::Wait);
+            }
+            if self
+                .not_before
+                .is_some_and(|until| self.service.world.now() < until)
+            {
+                return Ok(Next::Wait);
+            }
+            let Some(message) = connection.next()? else {
+                if filled {
+                    return Ok(Next::Wait);
+                }
+                connection.fill()?;
+                filled = true;
+                if delay.is_some() && self.not_before.is_none() && connection.has_message() {
+                    self.not_before = delay.map(|delay| self.service.world.now() + delay);
+                }
+                continue;
+            };
+            self.not_before = None;
+            match self.service.handle(message) {
+                Outcome::Reply(bytes, fd) => connection.send(bytes, fd)?,
+                Outcome::Silence => {}
+                Outcome::Hangup(bytes) => {
+                    connection.send(bytes, None)?;
+                    return Err(Closed::Refused);
+                }
+            }
+            if delay.is_some() && connection.has_message() {
+                self.not_before = delay.map(|delay| self.service.world.now() + delay);
+            }
+        }
+        Ok(Next::Again)
+    }
+
+    fn frames(&mut self) -> Next {
+        let service = &mut self.service;
+        for _ in 0..FRAMES {
+            if !service.device.has_room() {
+                return Next::Wait;
+            }
+            match service.world.wire.receive() {
+                Some(frame) => service.device.receive(frame, &mut service.world),
+                None => return Next::Wait,
+            }
+        }
+        Next::Again
+    }
+
+    /// Sleeps until a client, a frame, a request or the clock wants something.
+    fn wait(&mut self) -> io::Result<()> {
+        let now = self.service.world.now();
+        let event = self.service.device.next_event(now);
+        let until = [event, self.not_before].into_iter().flatten().min();
+        let timeout = until.map(|until| {
+            // A moment that has come is no reason to spin: the round that led here has seen it.
+            let left = until.saturating_sub(now).max(Duration::from_micros(50));
+            Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        let hangs = self.has(Fault::ServerHangs);
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        match &self.connection {
+            Some(connection) => {
+                let mut events = PollFlags::empty();
+                if !hangs && self.not_before.is_none() && !connection.is_clogged() {
+                    events |= PollFlags::IN;
+                }
+                if !hangs && connection.has_unsent() {
+                    events |= PollFlags::OUT;
+                }
+                // Without events the kernel still reports a hang-up, for ever: leave it out.
+                if !events.is_empty() {
+                    fds.push(PollFd::from_borrowed_fd(connection.fd(), events));
+                }
+            }
+            None if !hangs => fds.push(PollFd::from_borrowed_fd(
+                self.listener.as_fd(),
+                PollFlags::IN,
+            )),
+            None => {}
+        }
+        if self.service.device.has_room()
+            && let Some(fd) = self.service.world.wire.fd()
+        {
+            fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let woken = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+        if woken {
+            let _empty = rustix::io::read(&*self.wake, &mut [0u8; 8]);
+        }
+        Ok(())
+    }
+}
