@@ -206,7 +206,7 @@ impl Connection {
     /// # Errors
     ///
     /// [`Closed`] when what was read is no message: there is no way to find the next one then.
-    pub fn next(&mut self) -> Result<Option<Message>, Closed> {
+    pub fn next_message(&mut self) -> Result<Option<Message>, Closed> {
         let ready = &self.input[self.start..self.end];
         let Ok((header, rest)) = split::<Header>("header", ready) else {
             return Ok(None);
@@ -322,7 +322,7 @@ mod tests {
         let mut messages = Vec::new();
         for _ in 0..8 {
             connection.fill().unwrap();
-            while let Some(message) = connection.next().unwrap() {
+            while let Some(message) = connection.next_message().unwrap() {
                 messages.push(message);
             }
         }
@@ -335,7 +335,7 @@ mod tests {
         let bytes = command(7, b"abc");
         theirs.write_all(&bytes[..10]).unwrap();
         connection.fill().unwrap();
-        assert!(connection.next().unwrap().is_none());
+        assert!(connection.next_message().unwrap().is_none());
         theirs.write_all(&bytes[10..]).unwrap();
         let messages = take(&mut connection);
         assert_eq!(
@@ -364,7 +364,7 @@ mod tests {
             theirs.write_all(&bytes).unwrap();
             connection.fill().unwrap();
             assert!(
-                matches!(connection.next(), Err(Closed::Size { .. })),
+                matches!(connection.next_message(), Err(Closed::Size { .. })),
                 "{size}"
             );
         }

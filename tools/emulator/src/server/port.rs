@@ -227,7 +227,7 @@ impl Port {
             {
                 return Ok(Next::Wait);
             }
-            let Some(message) = connection.next()? else {
+            let Some(message) = connection.next_message()? else {
                 if filled {
                     return Ok(Next::Wait);
                 }
