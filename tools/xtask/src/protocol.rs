@@ -160,6 +160,21 @@ pub struct Ready {
     pub uptime: f64,
     /// What went wrong on the way up without being fatal, such as a module that would not load.
     pub complaints: Vec<String>,
+    /// The functions that the kernel found.
+    pub functions: Vec<Function>,
+}
+
+/// A PCI function as the guest's kernel sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its address, `0000:01:00.0`.
+    pub address: String,
+    /// Its vendor's id, `0x8086`.
+    pub vendor: String,
+    /// Its device id.
+    pub device: String,
+    /// The addresses of all functions of its IOMMU group, its own included; none where there is no group.
+    pub group: Vec<String>,
 }
 
 /// A command for the guest.

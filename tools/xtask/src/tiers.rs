@@ -15,8 +15,8 @@ use crate::vm::Setup;
 
 /// The package whose test targets are the tiers above T0.
 const SUITE: &str = "failstop-tests";
-/// The tiers that are test targets of [`SUITE`]: the target's name, and the tier's.
-const TARGETS: &[(&str, &str)] = &[("t1", "T1"), ("t2", "T2"), ("hil", "T4")];
+/// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
+const TIERS: &[&str] = &["t1", "t2", "hil"];
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -104,22 +104,46 @@ pub fn test(full: bool) -> Result<ExitCode> {
         timed(Tier::new("checks"), checks)?,
         timed(Tier::new("T0"), |tier| t0(tier, &suite))?,
     ];
-    for (target, name) in TARGETS.iter().filter(|(target, _)| *target != "hil") {
-        let tier = timed(Tier::new(name), |tier| {
-            if !suite.iter().any(|present| present == target) {
-                tier.cannot(strict, format!("{SUITE} has no test target {target}"));
-            } else if *target == "t2"
-                && let Err(error) = Setup::ensure()
-            {
-                tier.cannot(strict, format!("set-up of guests: {error:#}"));
-            } else {
-                tier.tests(target, suite_command(target, full))?;
-            }
-            Ok(())
-        })?;
-        tiers.push(tier);
-    }
+    tiers.push(timed(Tier::new("T1"), |tier| {
+        suite_tests(tier, "t1", &suite, full, strict)
+    })?);
+    tiers.push(timed(Tier::new("T2"), |tier| {
+        if let Err(error) = Setup::ensure() {
+            tier.cannot(strict, format!("set-up of guests: {error:#}"));
+            return Ok(());
+        }
+        let guests = [
+            "test",
+            "--package",
+            "xtask",
+            "--features",
+            "guests",
+            "--test",
+            "guests",
+            "--quiet",
+        ];
+        let mut guests = pretty(cargo(&guests));
+        // Each test boots a guest with two processors.
+        guests.arg("--test-threads=2");
+        tier.tests("guests", guests)?;
+        suite_tests(tier, "t2", &suite, full, strict)
+    })?);
     Ok(summary(&tiers))
+}
+
+/// Runs one test target of the suite.
+fn suite_tests(
+    tier: &mut Tier,
+    target: &str,
+    suite: &[String],
+    full: bool,
+    strict: bool,
+) -> Result<()> {
+    if suite.iter().any(|present| present == target) {
+        return tier.tests(target, suite_command(target, full));
+    }
+    tier.cannot(strict, format!("{SUITE} has no test target {target}"));
+    Ok(())
 }
 
 /// Runs the suite on a real function, named by its address in `FAILSTOP_HIL`.
@@ -216,7 +240,7 @@ fn t0(tier: &mut Tier, suite: &[String]) -> Result<()> {
     ]);
     for target in suite
         .iter()
-        .filter(|target| TARGETS.iter().all(|(tier, _)| tier != target))
+        .filter(|target| !TIERS.contains(&target.as_str()))
     {
         own.args(["--test", target]);
     }

@@ -8,7 +8,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use super::{AGENT, exec};
-use crate::protocol::{Exit, Frame, Kind, PORT, Put, Ready, Run};
+use crate::protocol::{Exit, Frame, Function, Kind, PORT, Put, Ready, Run};
 
 /// How long a killed command may take to go away.
 const GRACE: Duration = Duration::from_secs(5);
@@ -62,6 +62,11 @@ fn find_port() -> Option<PathBuf> {
         })
 }
 
+/// A thread that panicked left nothing half done that others could not live with.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The writing half, shared by the threads that answer.
 #[derive(Clone)]
 struct Answers(Arc<Mutex<File>>);
@@ -69,7 +74,7 @@ struct Answers(Arc<Mutex<File>>);
 impl Answers {
     /// Sends a frame. A host that is gone is no reason to stop: the machine is about to be switched off.
     fn send(&self, frame: &Frame) {
-        let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut port = lock(&self.0);
         if let Err(error) = frame.write(&mut *port) {
             eprintln!("failstop: agent: cannot answer: {error}");
         }
@@ -134,29 +139,30 @@ impl Agent {
         self.answers.send(&Frame::json(Kind::Exit, id, &exit));
     }
 
-    /// Runs a command on a thread of its own.
+    /// Starts a command, and waits for it on a thread of its own. It is known before the next frame is read, so that an
+    /// order to kill it finds it.
     fn start(&self, id: u32, run: Run) {
         let (answers, groups) = (self.answers.clone(), Arc::clone(&self.groups));
+        let child = match spawn(&run) {
+            Ok(child) => child,
+            Err(error) => {
+                return self.finish(
+                    id,
+                    Err(io::Error::other(format!("{}: {error}", run.argv.join(" ")))),
+                );
+            }
+        };
+        let group = Pid::from_raw(child.id().cast_signed());
+        lock(&groups).insert(id, group);
         thread::spawn(move || {
-            let exit = run_command(id, &run, &answers, &groups).unwrap_or_else(|error| Exit {
-                error: Some(format!("{}: {error}", run.argv.join(" "))),
-                ..Exit::default()
-            });
-            groups
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&id);
+            let exit = attend(id, &run, child, group, &answers);
+            lock(&groups).remove(&id);
             answers.send(&Frame::json(Kind::Exit, id, &exit));
         });
     }
 
     fn kill(&self, id: u32) {
-        if let Some(group) = self
-            .groups
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&id)
-        {
+        if let Some(group) = lock(&self.groups).get(&id) {
             let _ = killpg(*group, Signal::SIGKILL);
         }
     }
@@ -177,23 +183,45 @@ fn greeting() -> Ready {
         kernel,
         uptime,
         complaints: std::env::args().skip(2).collect(),
+        functions: functions(),
     }
 }
 
-fn run_command(
-    id: u32,
-    run: &Run,
-    answers: &Answers,
-    groups: &Mutex<HashMap<u32, Pid>>,
-) -> io::Result<Exit> {
-    let started = Instant::now();
-    let mut child = spawn(run)?;
-    let group = Pid::from_raw(child.id().cast_signed());
-    groups
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(id, group);
+/// Every PCI function, as sysfs has it.
+fn functions() -> Vec<Function> {
+    names("/sys/bus/pci/devices".as_ref())
+        .into_iter()
+        .map(|address| {
+            let folder = Path::new("/sys/bus/pci/devices").join(&address);
+            let read = |name| {
+                fs::read_to_string(folder.join(name))
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned()
+            };
+            Function {
+                vendor: read("vendor"),
+                device: read("device"),
+                group: names(&folder.join("iommu_group/devices")),
+                address,
+            }
+        })
+        .collect()
+}
 
+/// The names in a folder, sorted; none where there is no such folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Sends a command's output and waits for its end.
+fn attend(id: u32, run: &Run, mut child: Child, group: Pid, answers: &Answers) -> Exit {
+    let started = Instant::now();
     let stdout = forward(child.stdout.take(), Kind::Stdout, id, answers);
     let stderr = forward(child.stderr.take(), Kind::Stderr, id, answers);
     let limit = if run.timeout_ms == 0 {
@@ -209,14 +237,14 @@ fn run_command(
     let milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let code = status.and_then(|status| status.code());
     let signal = status.and_then(|status| status.signal());
-    Ok(Exit {
+    Exit {
         code,
         signal,
         timed_out,
         stuck: status.is_none(),
         error: None,
         milliseconds,
-    })
+    }
 }
 
 fn spawn(run: &Run) -> io::Result<Child> {

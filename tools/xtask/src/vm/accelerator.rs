@@ -34,7 +34,7 @@ impl Accelerator {
     pub(super) fn patience(self) -> u32 {
         match self {
             Self::Kvm => 1,
-            Self::Tcg => 4,
+            Self::Tcg => 6,
         }
     }
 
@@ -95,6 +95,6 @@ fn kvm_boots(setup: &Setup, kernel: Kernel) -> bool {
     };
     let boot = Boot::new(kernel, topology)
         .accelerator(Accelerator::Kvm)
-        .boot_limit(Duration::from_secs(20));
+        .boot_limit(Duration::from_secs(15));
     boot.start(setup).and_then(super::Guest::shut_down).is_ok()
 }

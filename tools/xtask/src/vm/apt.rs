@@ -175,6 +175,7 @@ impl Apt {
 
 /// Unpacks archives into `folder`.
 pub(super) fn unpack(archives: &[PathBuf], folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     for archive in archives {
         run(
             Command::new("dpkg-deb").arg("-x").arg(archive).arg(folder),

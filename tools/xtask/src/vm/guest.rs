@@ -119,7 +119,10 @@ impl Guest {
         let started = Instant::now();
         let log = fs::File::create(folder.path().join("qemu.log"))?;
         let keeper = Keeper::start(command, log, boot.lifetime)?;
-        let result = greet(&listener, &keeper, started + limit);
+        let result = greet(&listener, &keeper, started + limit).and_then(|(port, greeting)| {
+            boot.topology.verify(&greeting.functions)?;
+            Ok((port, greeting))
+        });
         let (port, greeting) = result.with_context(|| {
             let (kernel, topology) = (boot.kernel, boot.topology.name);
             format!("the guest ({kernel} kernel, topology {topology}, {accelerator}) did not come up\n{}", story(folder.path()))

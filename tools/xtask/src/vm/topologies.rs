@@ -4,7 +4,9 @@
 //! function's address follows from its place in the list. Tests name a function by its *role*: the guest's environment
 //! has `FAILSTOP_<ROLE>=<address>` for each, so that `igb` of any machine here is `$FAILSTOP_IGB`.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+
+use crate::protocol;
 
 /// A machine.
 #[derive(Clone, Copy, Debug)]
@@ -241,6 +243,42 @@ impl Topology {
             .with_context(|| format!("topology {} has no function {role}", self.name))
     }
 
+    /// Checks that the guest's kernel found the machine that this is: each function at its place, with a group of its own
+    /// or a shared one.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub(super) fn verify(&self, found: &[protocol::Function]) -> Result<()> {
+        for place in self.places() {
+            let (role, address) = (place.function.role, place.address());
+            let function = found.iter().find(|function| function.address == address);
+            let function = function
+                .with_context(|| format!("the guest has no function {role} at {address}"))?;
+            let ids = (function.vendor.as_str(), function.device.as_str());
+            ensure!(
+                place
+                    .function
+                    .model
+                    .ids()
+                    .is_none_or(|expected| expected == ids),
+                "{role} at {address} has the ids {ids:?}"
+            );
+            let isolates = self.ports[place.port - 1].isolates;
+            let as_expected = match self.iommu {
+                Iommu::None => function.group.is_empty(),
+                Iommu::Intel { .. } if isolates => function.group == [address.as_str()],
+                Iommu::Intel { .. } => function.group.len() > 1,
+            };
+            ensure!(
+                as_expected,
+                "{role} at {address} is in an IOMMU group with {:?}",
+                function.group
+            );
+        }
+        Ok(())
+    }
+
     /// Whether a process besides QEMU must see the guest's memory.
     pub fn shares_memory(&self) -> bool {
         self.places()
@@ -270,6 +308,48 @@ mod tests {
         assert_eq!(topology.address("sibling").unwrap(), "0000:01:00.1");
         assert_eq!(topology.address("igb-peer").unwrap(), "0000:02:00.0");
         assert!(topology.address("kernel-nic").is_err());
+    }
+
+    fn found(address: &str, device: &str, group: &[&str]) -> protocol::Function {
+        let group = group.iter().map(|&member| member.to_owned()).collect();
+        protocol::Function {
+            address: address.into(),
+            vendor: "0x8086".into(),
+            device: device.into(),
+            group,
+        }
+    }
+
+    #[test]
+    fn a_machine_whose_functions_have_their_own_groups_is_two_igb() {
+        let (one, two) = ("0000:01:00.0", "0000:02:00.0");
+        let machine = [found(one, "0x10c9", &[one]), found(two, "0x10c9", &[two])];
+        find("two-igb").unwrap().verify(&machine).unwrap();
+        find("no-iommu").unwrap().verify(&machine).unwrap_err();
+        find("igb-kernel-nic")
+            .unwrap()
+            .verify(&machine)
+            .unwrap_err();
+        find("two-igb").unwrap().verify(&machine[..1]).unwrap_err();
+    }
+
+    #[test]
+    fn a_group_of_one_is_not_shared() {
+        let (igb, sibling, peer) = ("0000:01:00.0", "0000:01:00.1", "0000:02:00.0");
+        let topology = find("shared-group").unwrap();
+        let group = [igb, sibling];
+        let shared = [
+            found(igb, "0x10c9", &group),
+            found(sibling, "0x10d3", &group),
+            found(peer, "0x10c9", &[peer]),
+        ];
+        topology.verify(&shared).unwrap();
+        let apart = [
+            found(igb, "0x10c9", &[igb]),
+            found(sibling, "0x10d3", &[sibling]),
+            found(peer, "0x10c9", &[peer]),
+        ];
+        topology.verify(&apart).unwrap_err();
     }
 
     #[test]
