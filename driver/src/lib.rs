@@ -15,6 +15,8 @@ pub mod open;
 pub mod owned;
 pub mod port;
 pub mod provider;
+#[cfg(feature = "smoltcp")]
+pub mod smoltcp;
 
 pub use failstop_dma as dma;
 pub use failstop_pci as pci;
