@@ -6,5 +6,6 @@
 
 pub mod cases;
 pub mod fixture;
+pub mod kernel;
 pub mod plan;
 pub mod report;

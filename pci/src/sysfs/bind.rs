@@ -68,6 +68,7 @@ impl fmt::Display for InUse {
             Self::Member { interface, master } => {
                 write!(f, "interface {interface} belongs to {master}")
             }
+            Self::VirtualFunctions { count: 1 } => f.write_str("it has a virtual function"),
             Self::VirtualFunctions { count } => write!(f, "it has {count} virtual functions"),
         }
     }
@@ -517,7 +518,7 @@ mod tests {
         let (tree, address) = igb();
         tree.link("0000:01:00.0", "virtfn0", "../0000:01:10.0");
         let error = tree.sysfs().bind(address, false).unwrap_err().to_string();
-        assert!(error.contains("1 virtual functions"), "{error}");
+        assert!(error.contains("a virtual function"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,242 @@
+//! What kernel VFIO itself must do under our transports: cases for guests, beside the suite's.
+//!
+//! A case names the machine that it needs (a topology of `cargo xtask vm`) and runs as root there:
+//! it binds functions, and where it needs an ordinary user it starts itself again as one.
+
+use std::env;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use failstop_pci::address::Address;
+use failstop_pci::sysfs::Sysfs;
+use failstop_pci::transport::vfio::{self, Iommu, OpenError};
+use failstop_pci::transport::{DmaMemory, Transport};
+use libtest_mimic::{Failed, Trial};
+use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::fixture::Outcome;
+
+pub mod inner;
+
+mod binding;
+mod groups;
+mod limits;
+mod mappings;
+mod opening;
+
+/// A machine that cases need, by its topology.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Machine {
+    /// `two-igb`: two 82576, each in a group of its own.
+    TwoIgb,
+    /// `aw39`: the same behind an IOMMU with 39 address bits.
+    Narrow,
+    /// `no-iommu`: the same without an IOMMU.
+    NoIommu,
+    /// `shared-group`: an 82576 and an 82574 in one group, and an 82576 in another.
+    SharedGroup,
+}
+
+impl Machine {
+    /// The topology's name.
+    #[must_use]
+    pub const fn topology(self) -> &'static str {
+        match self {
+            Self::TwoIgb => "two-igb",
+            Self::Narrow => "aw39",
+            Self::NoIommu => "no-iommu",
+            Self::SharedGroup => "shared-group",
+        }
+    }
+}
+
+/// How a case is run.
+#[derive(Clone, Copy)]
+pub enum Run {
+    /// Once.
+    Once(fn() -> Outcome),
+    /// Once for each of the kernel's IOMMU interfaces; skipped for one that it lacks.
+    Each(fn(Iommu) -> Outcome),
+    /// Once, on a kernel without iommufd.
+    WithoutIommufd(fn() -> Outcome),
+    /// Once, on a kernel with the no-IOMMU mode.
+    WithNoIommuMode(fn() -> Outcome),
+}
+
+/// One behaviour that must hold.
+#[derive(Clone, Copy)]
+pub struct KernelCase {
+    /// What it says, as a test's name.
+    pub name: &'static str,
+    /// The machine that it needs.
+    pub machine: Machine,
+    /// Tries it.
+    pub run: Run,
+}
+
+impl KernelCase {
+    /// The case as tests of this kernel: those that it cannot run are ignored, never passed.
+    #[must_use]
+    pub fn trials(&self) -> Vec<Trial> {
+        let has_iommufd = Sysfs::system().iommufd_path().exists();
+        let once = |run: fn() -> Outcome, applies: bool| {
+            vec![Trial::test(self.name, run).with_ignored_flag(!applies)]
+        };
+        match self.run {
+            Run::Once(run) => once(run, true),
+            Run::WithoutIommufd(run) => once(run, !has_iommufd),
+            Run::WithNoIommuMode(run) => once(run, Path::new(NOIOMMU_MODE).exists()),
+            Run::Each(run) => vec![
+                Trial::test(format!("container::{}", self.name), move || {
+                    run(Iommu::Container)
+                }),
+                Trial::test(format!("iommufd::{}", self.name), move || {
+                    run(Iommu::Iommufd)
+                })
+                .with_ignored_flag(!has_iommufd),
+            ],
+        }
+    }
+}
+
+/// The switch of the kernel's no-IOMMU mode.
+const NOIOMMU_MODE: &str = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+
+macro_rules! cases {
+    ($($machine:ident $run:ident: $module:ident { $($name:ident),+ $(,)? })+) => {
+        &[$($(KernelCase {
+            name: stringify!($name),
+            machine: Machine::$machine,
+            run: Run::$run($module::$name),
+        }),+),+]
+    };
+}
+
+/// Every case.
+pub const CASES: &[KernelCase] = cases! {
+    TwoIgb Each: opening {
+        regions_and_interrupts_are_described,
+        configuration_space_is_that_of_an_82576,
+        strength_is_enforcing_behind_an_iommu,
+        reset_returns_success_and_clears_the_command_register,
+        interrupts_are_routed_and_disabled_again,
+        an_ended_generation_reaches_no_register,
+        a_function_that_is_open_is_named_busy,
+        bus_mastering_is_off_after_the_last_close,
+        a_kernel_driver_in_the_way_is_named,
+    }
+    TwoIgb Once: opening {
+        auto_takes_iommufd_where_there_is_one,
+    }
+    TwoIgb WithoutIommufd: opening {
+        a_kernel_without_iommufd_says_so,
+    }
+    TwoIgb Each: mappings {
+        a_mapping_is_unmapped_exactly,
+        nothing_mapped_is_absent,
+        c6_unmap_of_a_part_is_not_success,
+        c6_unmap_of_more_than_was_mapped_is_not_exact,
+        c6_map_over_an_existing_mapping_is_an_error,
+        c25_entries_left_are_counted,
+    }
+    Narrow Each: mappings {
+        c22_usable_iovas_end_at_39_bits,
+        c22_the_last_usable_page_can_be_mapped,
+    }
+    TwoIgb Each: limits {
+        c21_an_ordinary_user_is_told_the_limit,
+        no_permission_names_the_file,
+        descriptors_are_used_after_privileges_are_dropped,
+    }
+    TwoIgb Once: binding {
+        a_function_is_bound_and_given_back,
+        an_interface_with_an_address_is_not_taken_away,
+        an_open_function_is_not_given_back,
+        an_ordinary_user_cannot_bind,
+    }
+    NoIommu Once: binding {
+        without_an_iommu_nothing_is_bound,
+    }
+    NoIommu WithNoIommuMode: binding {
+        noiommu_mode_is_recognised_and_refused,
+    }
+    SharedGroup Each: groups {
+        c23_the_sibling_and_its_driver_are_named,
+        c37_a_foreign_bus_master_is_refused_by_name,
+        functions_of_one_group_share_an_address_space,
+    }
+    SharedGroup Once: groups {
+        a_second_container_for_one_group_is_named_busy,
+    }
+};
+
+/// The function that has this role in the machine (`igb`, `igb-peer`, `sibling`).
+///
+/// # Errors
+///
+/// When the environment names none.
+pub fn role(name: &str) -> Result<Address, Failed> {
+    let variable = format!("FAILSTOP_{}", name.to_uppercase().replace('-', "_"));
+    let text = env::var(&variable).map_err(|_| format!("{variable} names no function"))?;
+    Ok(text.parse()?)
+}
+
+/// Binds the function of that role to vfio-pci, whatever has it.
+fn bound(name: &str) -> Result<Address, Failed> {
+    let address = role(name)?;
+    Sysfs::system().bind(address, true)?;
+    Ok(address)
+}
+
+/// Binds and opens the machine's 82576.
+fn open(iommu: Iommu) -> Result<Arc<dyn Transport>, Failed> {
+    Ok(open_address(bound("igb")?, iommu)?)
+}
+
+fn open_address(address: Address, iommu: Iommu) -> Result<Arc<dyn Transport>, OpenError> {
+    vfio::open(&Sysfs::system(), address, iommu, &[])
+}
+
+/// Fails the case unless the error's text has every one of `parts` in it.
+fn says(error: &dyn std::error::Error, parts: &[&str]) -> Outcome {
+    let text = error.to_string();
+    match parts.iter().find(|part| !text.contains(**part)) {
+        None => Ok(()),
+        Some(part) => Err(format!("`{text}` does not say `{part}`").into()),
+    }
+}
+
+/// Memory that a case maps for DMA. It stays for the rest of the process, mapped or not.
+struct Pages {
+    file: std::os::fd::OwnedFd,
+    map: MmapRaw,
+}
+
+impl Pages {
+    const SIZE: u64 = 4096;
+
+    fn new(count: usize) -> Result<&'static Self, Failed> {
+        let file = memfd_create(c"pages", MFdFlags::MFD_CLOEXEC)?;
+        let len = count * usize::try_from(Self::SIZE)?;
+        nix::unistd::ftruncate(&file, i64::try_from(len)?)?;
+        let map = MmapOptions::new().len(len).map_raw(&file)?;
+        Ok(Box::leak(Box::new(Self { file, map })))
+    }
+
+    /// All of it, or its first `count` pages.
+    #[expect(
+        unsafe_code,
+        reason = "vouches for the life of memory that is never freed"
+    )]
+    fn first(&'static self, count: u64) -> Result<DmaMemory<'static>, Failed> {
+        let addr = NonNull::new(self.map.as_mut_ptr()).ok_or("mapped at zero")?;
+        let len = count * Self::SIZE;
+        assert!(len <= self.map.len() as u64, "more pages than there are");
+        // SAFETY: the mapping is leaked, so it outlives every use by the device, and nobody reads
+        // what is in it.
+        Ok(unsafe { DmaMemory::new(addr, len, self.file.as_fd(), 0) })
+    }
+}
