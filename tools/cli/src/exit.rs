@@ -7,8 +7,14 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// Everything as asked.
     Clean = 0,
+    /// Frames were lost or changed; the accounts are clean.
+    Wrong = 1,
     /// The device could not be used, or left as it was.
     NotUsable = 3,
+    /// Memory is left in quarantine.
+    Quarantined = 4,
+    /// The device is fenced and was not recovered.
+    Fenced = 5,
 }
 
 impl From<Exit> for ExitCode {

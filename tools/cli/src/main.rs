@@ -1,5 +1,6 @@
 //! The failstop command.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -10,18 +11,22 @@ use failstop::pci::sysfs::Sysfs;
 use exit::Exit;
 
 mod bind;
+mod emulated;
 mod exit;
 mod info;
 mod list;
+mod run;
 #[cfg(test)]
 mod testing;
+mod traffic;
 
 /// A userspace driver for PCI network functions: whatever the device does, memory that it could
 /// reach is never given back until it provably cannot reach it any more.
 #[derive(Parser, Debug)]
 #[command(
     version,
-    after_help = "Exit codes: 0 clean, 2 usage, 3 device not usable."
+    after_help = "Exit codes: 0 clean, 1 frames were lost or changed, 2 usage, 3 device not usable, \
+                  4 memory left in quarantine, 5 device fenced and not recovered."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -30,6 +35,8 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Opens a device, moves frames in loopback, tears all down and says what the accounts say
+    Run(run::RunArgs),
     /// Lists the machine's network functions
     List(list::ListArgs),
     /// Shows everything about one function, and whether it can be used
@@ -38,10 +45,20 @@ enum Command {
     Bind(bind::BindArgs),
     /// Gives a function back to the kernel's driver
     Unbind(bind::BindArgs),
+    /// Serves an emulated device
+    #[command(name = emulated::SUBCOMMAND, hide = true, disable_help_flag = true)]
+    Emulate {
+        /// The emulator's own arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Command::Emulate { arguments } = &cli.command {
+        return emulated::emulate(arguments);
+    }
     match run(&cli.command, &Sysfs::system(), &mut io::stdout().lock()) {
         Ok(exit) => exit.into(),
         // Whoever read the output has seen enough.
@@ -59,6 +76,8 @@ fn run(command: &Command, sysfs: &Sysfs, out: &mut dyn Write) -> Result<Exit> {
         Command::Info(args) => info::info(args, sysfs, out),
         Command::Bind(args) => bind::bind(args, sysfs, out),
         Command::Unbind(args) => bind::unbind(args, sysfs, out),
+        Command::Run(args) => run::run(args, out),
+        Command::Emulate { .. } => Ok(Exit::Clean),
     }
 }
 

@@ -1,0 +1,94 @@
+//! Emulated devices that the tool starts itself: `emu:82576[,fault=NAME[:ARGS]]`.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use anyhow::Context;
+use failstop::name::DeviceName;
+use failstop_emulator::faults::Spec;
+use failstop_emulator::{Emulator, Options, Running};
+
+/// The hidden subcommand by which the tool becomes the emulator.
+pub(crate) const SUBCOMMAND: &str = "emulate";
+
+/// An emulated device, as it is written on the command line.
+#[derive(Clone, Debug)]
+pub(crate) struct EmulatedName {
+    text: String,
+    faults: Vec<Spec>,
+}
+
+impl FromStr for EmulatedName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        if parts.next() != Some("emu:82576") {
+            return Err(format!(
+                "`{text}` is no device that is emulated here; there is emu:82576"
+            ));
+        }
+        let fault = |part: &str| match part.strip_prefix("fault=") {
+            Some(fault) => fault.parse::<Spec>().map_err(|error| error.to_string()),
+            None => Err(format!(
+                "`{part}` is no option of an emulated device; write fault=NAME[:ARGS]"
+            )),
+        };
+        let faults = parts.map(fault).collect::<Result<_, _>>()?;
+        Ok(Self {
+            text: text.to_owned(),
+            faults,
+        })
+    }
+}
+
+impl fmt::Display for EmulatedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A running emulated device, in a process of its own.
+pub(crate) struct Emulated {
+    running: Running,
+}
+
+impl Emulated {
+    /// Starts it.
+    pub(crate) fn start(name: &EmulatedName) -> anyhow::Result<Self> {
+        let options = Options {
+            faults: name.faults.clone(),
+            ..Options::default()
+        };
+        let running = Emulator::spawn(&[OsString::from(SUBCOMMAND)], &options)
+            .context("the emulated device did not start")?;
+        Ok(Self { running })
+    }
+
+    /// The name by which it is opened.
+    pub(crate) fn device(&self) -> DeviceName {
+        DeviceName::VfioUser(self.running.socket_path())
+    }
+
+    /// Ends it; how many accesses outside its mappings it tried, if it still says.
+    pub(crate) fn stop(mut self) -> Option<u64> {
+        let stats = self.running.stats();
+        self.running.stop();
+        match stats {
+            Ok(stats) => Some(stats.stray.total()),
+            Err(error) => {
+                eprintln!("failstop: the emulated device does not say what it did: {error}");
+                None
+            }
+        }
+    }
+}
+
+/// Becomes the emulator.
+pub(crate) fn emulate(arguments: &[OsString]) -> ExitCode {
+    failstop_emulator::cli::main_with(
+        std::iter::once(OsString::from("failstop emulate")).chain(arguments.iter().cloned()),
+    )
+}
