@@ -18,9 +18,11 @@
 //! What goes over the socket is in [`wire`], how whole messages get there in [`socket`]; a server
 //! uses both, too.
 
+mod access;
 mod client;
 mod connection;
 mod describe;
+mod dial;
 mod error;
 pub mod socket;
 pub mod wire;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use failstop_pci::id::Generation;
 use failstop_pci::transport::vfio_user::wire::Command;
-use failstop_pci::transport::vfio_user::{Broken, Client, Options};
+use failstop_pci::transport::vfio_user::{Broken, Client, Options, Violation};
 use failstop_pci::transport::{AccessError, RegionIndex, Transport};
 
 use crate::support::{Peer, opened, patient};
@@ -42,6 +42,33 @@ fn answers_in_reverse_order_reach_those_who_asked() {
     drop(client);
     server.join();
     assert_eq!(values, (0x11, 0x21));
+}
+
+/// Whether or not the thread that asked has seen the first answer by then.
+#[test]
+fn second_answer_while_the_first_waits_to_be_taken_is_a_violation() {
+    let (client, server) = opened(patient(), |peer| {
+        let first = peer.expect(Command::RegionRead);
+        let second = peer.expect(Command::RegionRead);
+        peer.answer_read(&second, 1);
+        peer.answer_read(&second, 2);
+        peer.answer_read(&first, 3);
+        while peer.receive().is_some() {}
+    });
+    let values = std::thread::scope(|scope| {
+        let one = scope.spawn(|| read(&client, 0x10).ok());
+        let two = scope.spawn(|| read(&client, 0x20).ok());
+        [one.join().unwrap(), two.join().unwrap()]
+    });
+    server.join();
+    assert!(
+        !values.contains(&Some(2)) && !values.contains(&Some(3)),
+        "{values:?}"
+    );
+    assert!(matches!(
+        client.broken(),
+        Some(Broken::Protocol(Violation::Unasked { .. }))
+    ));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The client: a [`Transport`] over a connection.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,18 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{SockType, getsockopt, sockopt};
 use nix::sys::stat::fstat;
-use nix::sys::time::{TimeVal, TimeValLike};
 use zerocopy::IntoBytes;
 
+use super::access::{Access, same};
 use super::connection::{Connection, Question, Time};
 use super::describe::{Described, Description, IRQS, REGIONS, checked, describe};
+use super::dial::dial;
 use super::error::{Broken, CallError, ConnectError, Violation};
 use super::socket::MAX_FDS;
 use super::wire::{
-    self, Command, DEFAULT_MAX_DATA, DmaFlags, DmaMap, DmaUnmap, IrqSet, IrqSetFlags, RegionAccess,
+    self, Command, DEFAULT_MAX_DATA, DmaFlags, DmaMap, DmaUnmap, IrqSet, IrqSetFlags,
 };
 use crate::id::{DeviceId, Generation};
 use crate::transport::{
@@ -85,7 +84,7 @@ impl Client {
     pub fn connect(path: impl AsRef<Path>, options: Options) -> Result<Arc<Self>, ConnectError> {
         let path = path.as_ref();
         let name = format!("vfio-user:{}", path.display());
-        let socket = connect_to(path, &name, &options)?;
+        let socket = dial(path, &name, &options)?;
         Self::from_socket(socket, name, options)
     }
 
@@ -194,7 +193,7 @@ impl Client {
         let inside = end.is_some_and(|end| end <= self.region_of(index).size);
         let result = if inside {
             perform(Access {
-                client: self,
+                connection: &self.connection,
                 region: index.number(),
                 // The ladder turns bus mastering off in config space when the life is over.
                 generation: (index != RegionIndex::Config).then_some(generation),
@@ -547,91 +546,6 @@ impl Transport for Client {
     }
 }
 
-/// Accesses to one region that belong to one call.
-struct Access<'a> {
-    client: &'a Client,
-    region: u32,
-    generation: Option<Generation>,
-    time: Time,
-}
-
-impl Access<'_> {
-    fn body(&self, offset: u64, len: usize) -> RegionAccess {
-        RegionAccess {
-            offset,
-            region: self.region,
-            count: u32::try_from(len).unwrap_or(u32::MAX),
-        }
-    }
-
-    fn ask(
-        &self,
-        command: Command,
-        body: &RegionAccess,
-        data: &[u8],
-        answer: usize,
-    ) -> Result<Vec<u8>, CallError> {
-        let size = size_of::<RegionAccess>() + answer;
-        let payload = self
-            .client
-            .connection
-            .ask(&Question {
-                command,
-                body: body.as_bytes(),
-                data,
-                fds: &[],
-                payload: size..=size,
-                max_fds: 0,
-                generation: self.generation,
-                time: self.time,
-            })?
-            .payload;
-        let echo = wire::split::<RegionAccess>("region access reply", &payload)
-            .map_err(Violation::from)
-            .and_then(|(echo, _)| {
-                same(command, "offset", echo.offset, body.offset)?;
-                same(command, "region", echo.region.into(), body.region.into())?;
-                same(command, "count", echo.count.into(), body.count.into())
-            });
-        checked(&self.client.connection, echo)?;
-        Ok(payload)
-    }
-
-    fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
-        let body = self.body(offset, data.len());
-        let payload = self.ask(Command::RegionRead, &body, &[], data.len())?;
-        // The payload has this very size: the connection checked it.
-        if let Some(answer) = payload.get(size_of::<RegionAccess>()..) {
-            data.copy_from_slice(answer);
-        }
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), CallError> {
-        let body = self.body(offset, data.len());
-        self.ask(Command::RegionWrite, &body, data, 0).map(drop)
-    }
-
-    fn post(&self, offset: u64, data: &[u8]) -> Result<(), CallError> {
-        let body = self.body(offset, data.len());
-        let command = Command::RegionWrite;
-        let connection = &self.client.connection;
-        connection.post(command, body.as_bytes(), data, self.generation, self.time)
-    }
-}
-
-fn same(asked: Command, what: &'static str, got: u64, wanted: u64) -> Result<(), Violation> {
-    if got == wanted {
-        return Ok(());
-    }
-    Err(Violation::WrongSubject {
-        asked,
-        what,
-        got,
-        wanted,
-    })
-}
-
 const fn argsz<T>() -> u32 {
     const { assert!(size_of::<T>() <= 64) };
     size_of::<T>() as u32
@@ -639,38 +553,4 @@ const fn argsz<T>() -> u32 {
 
 fn clamp(limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
-fn connect_to(path: &Path, name: &str, options: &Options) -> Result<OwnedFd, ConnectError> {
-    let failed = |errno: Errno| match errno {
-        Errno::ENOENT | Errno::ENOTDIR => ConnectError::NoSocket { path: path.into() },
-        Errno::ECONNREFUSED => ConnectError::Refused { path: path.into() },
-        Errno::EACCES | Errno::EPERM => ConnectError::Permission { path: path.into() },
-        Errno::EAGAIN | Errno::ETIMEDOUT => ConnectError::NoAnswer {
-            name: name.to_owned(),
-            deadline: options.deadline,
-        },
-        errno => ConnectError::Socket {
-            name: name.to_owned(),
-            source: errno.into(),
-        },
-    };
-    let address = UnixAddr::new(path).map_err(failed)?;
-    let socket = socket(
-        AddressFamily::Unix,
-        SockType::Stream,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )
-    .map_err(failed)?;
-    // A server with a full backlog would block us; the send timeout bounds connect, too (unix(7)).
-    let micros = i64::try_from(options.deadline.as_micros()).unwrap_or(i64::MAX);
-    let timeout = TimeVal::microseconds(micros.clamp(1, 1_000_000 * 86_400));
-    setsockopt(&socket, sockopt::SendTimeout, &timeout).map_err(failed)?;
-    loop {
-        match connect(socket.as_fd().as_raw_fd(), &address) {
-            Err(Errno::EINTR) => {}
-            result => return result.map(|()| socket).map_err(failed),
-        }
-    }
 }
