@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use failstop_pci::transport::DmaMemory;
 use failstop_pci::transport::vfio_user::socket::{self, ReceiveError};
@@ -18,6 +18,7 @@ use failstop_pci::transport::vfio_user::wire::{
 use failstop_pci::transport::vfio_user::{Client, ConnectError, Options};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{setsockopt, sockopt};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes of BAR 0.
@@ -69,14 +70,16 @@ impl Peer {
     /// The client's next message; none when it hung up.
     pub(crate) fn receive(&self) -> Option<Received> {
         let mut payload = Vec::new();
-        match socket::receive(self.fd(), 1 << 21, 64, None, &mut payload) {
+        // A client that neither speaks nor hangs up fails the test, instead of hanging it.
+        let deadline = Some(Instant::now() + Duration::from_secs(20));
+        match socket::receive(self.fd(), 1 << 21, 64, deadline, &mut payload) {
             Ok((header, fds)) => Some(Received {
                 header,
                 payload,
                 fds,
             }),
             Err(ReceiveError::Closed) => None,
-            Err(error) => panic!("the client broke the protocol: {error}"),
+            Err(error) => panic!("the client did not do what it should: {error}"),
         }
     }
 
@@ -189,12 +192,35 @@ pub(crate) fn opened(
     (client.unwrap(), server)
 }
 
+/// As [`opened`], and the socket takes so little that a message of many KiB goes out in parts.
+pub(crate) fn opened_narrow(
+    options: Options,
+    script: impl FnOnce(Peer) + Send + 'static,
+) -> (Arc<Client>, Server) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    setsockopt(&ours, sockopt::SndBuf, &(8 << 10)).unwrap();
+    let (client, server) = opening_on(ours, theirs, options, |peer| {
+        peer.answer_opening();
+        script(peer);
+    });
+    (client.unwrap(), server)
+}
+
 /// Connects a client to a server that does what `script` says from the start.
 pub(crate) fn opening(
     options: Options,
     script: impl FnOnce(Peer) + Send + 'static,
 ) -> (Result<Arc<Client>, ConnectError>, Server) {
     let (ours, theirs) = UnixStream::pair().unwrap();
+    opening_on(ours, theirs, options, script)
+}
+
+fn opening_on(
+    ours: UnixStream,
+    theirs: UnixStream,
+    options: Options,
+    script: impl FnOnce(Peer) + Send + 'static,
+) -> (Result<Arc<Client>, ConnectError>, Server) {
     let server = std::thread::spawn(move || script(Peer(theirs)));
     let client = Client::from_socket(ours.into(), "vfio-user:test", options);
     (client, Server(Some(server)))

@@ -1,15 +1,16 @@
 //! Many threads on one connection, and generations that end under them.
 
 use std::io;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use failstop_pci::id::Generation;
+use failstop_pci::transport::vfio_user::socket;
 use failstop_pci::transport::vfio_user::wire::Command;
 use failstop_pci::transport::vfio_user::{Broken, Client, Options, Violation};
 use failstop_pci::transport::{AccessError, RegionIndex, Transport};
 
-use crate::support::{Peer, opened, patient};
+use crate::support::{Peer, opened, opened_narrow, patient};
 
 const BAR0: RegionIndex = RegionIndex::Bar(0);
 
@@ -105,6 +106,30 @@ fn many_threads_each_get_their_own_answers() {
                     assert_eq!(u64::from(read(client, offset).unwrap()), offset);
                 }
             });
+        }
+    });
+    drop(client);
+    server.join();
+}
+
+/// Or an answer to one, which no server may send, could be taken for that to the other.
+#[test]
+fn posted_write_never_has_the_id_of_an_open_question() {
+    let (client, server) = opened(patient(), |peer| {
+        let all: Vec<_> = (0..101)
+            .map(|_| peer.expect(Command::RegionWrite))
+            .collect();
+        let (posted, asked): (Vec<_>, Vec<_>) = all.iter().partition(|m| m.header.wants_no_reply());
+        let asked = asked[0];
+        assert!(posted.iter().all(|m| m.header.id != asked.header.id));
+        peer.reply(asked, &asked.payload[..16]);
+        peer.expect_hang_up();
+    });
+    std::thread::scope(|scope| {
+        let client = &client;
+        scope.spawn(|| client.write(Generation::FIRST, BAR0, 0, &[0; 4]).unwrap());
+        for _ in 0..100 {
+            post(client, Generation::FIRST, 0).unwrap();
         }
     });
     drop(client);
@@ -299,5 +324,33 @@ fn expire_does_not_wait_for_a_server_that_does_not_read() {
         assert!(matches!(error, AccessError::Expired { .. }), "{error}");
     });
     drop(client);
+    server.join();
+}
+
+/// A message that is half out when its generation ends must be whole before `expire` returns: on
+/// return nothing of an older generation is still being sent.
+#[test]
+fn c33_expire_returns_after_a_message_that_is_half_sent() {
+    let first = Generation::FIRST;
+    let (begun, begins) = channel();
+    let (expired, was_expired) = channel();
+    let (client, server) = opened_narrow(patient(), move |peer| {
+        let (header, _) = socket::receive_header(peer.fd(), 0, None).unwrap();
+        begun.send(()).unwrap();
+        let early = was_expired.recv_timeout(Duration::from_millis(100));
+        assert_eq!(early, Err(RecvTimeoutError::Timeout));
+        let mut payload = vec![0; header.payload().unwrap()];
+        socket::receive_payload(peer.fd(), &mut payload, None).unwrap();
+        let marker = peer.expect(Command::RegionWrite);
+        assert_eq!((payload.len(), marker.access().offset), (16 + 0x2_0000, 4));
+    });
+    std::thread::scope(|scope| {
+        let client = &client;
+        scope.spawn(move || client.post(first, BAR0, 0, &[0; 0x2_0000]).unwrap());
+        begins.recv().unwrap();
+        client.expire(first);
+        let _ = expired.send(());
+        post(client, first.next(), 4).unwrap();
+    });
     server.join();
 }
