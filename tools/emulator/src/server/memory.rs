@@ -330,12 +330,19 @@ impl ClientMemory {
     ) -> impl Iterator<Item = (&Backing, u64, std::ops::Range<usize>)> {
         let mut done = 0;
         self.mappings[first..].iter().map_while(move |mapping| {
+            if done == len {
+                return None;
+            }
+            // Checked: this mapping holds the next byte.
             let at = iova + done as u64 - mapping.start;
-            let room = mapping.last - mapping.start + 1 - at;
-            let part = usize::try_from(room).unwrap_or(usize::MAX).min(len - done);
+            let room = mapping.last - mapping.start - at;
+            let part = usize::try_from(room)
+                .unwrap_or(usize::MAX)
+                .saturating_add(1)
+                .min(len - done);
             let range = done..done + part;
             done += part;
-            (part > 0).then_some((mapping.backing.as_deref()?, mapping.offset + at, range))
+            Some((mapping.backing.as_deref()?, mapping.offset + at, range))
         })
     }
 
@@ -544,6 +551,29 @@ mod tests {
         File::from(fd).read_exact_at(&mut start, 0).unwrap();
         assert_eq!(start, [3, 4]);
         assert_eq!(memory.stray().total(), 0);
+    }
+
+    #[test]
+    fn an_access_inside_one_of_several_mappings_stays_there() {
+        let fd = memfd(2, true);
+        let mut memory = ClientMemory::default();
+        for (address, offset) in [(0x1000, 0), (0x8000, PAGE)] {
+            let fd = fd.try_clone().unwrap();
+            memory.map(address, PAGE, offset, RW, Some(fd)).unwrap();
+        }
+        memory.write(0x1ff8, &[7; 8]);
+        assert_eq!(memory.load(0x8000), Ok(0));
+        assert_eq!(memory.load(0x1ff8), Ok(0x0707_0707_0707_0707));
+    }
+
+    #[test]
+    fn the_last_page_of_the_address_space_can_be_mapped_and_used() {
+        let mut memory = ClientMemory::default();
+        let last = u64::MAX - PAGE + 1;
+        memory.map(last, PAGE, 0, RW, Some(memfd(1, true))).unwrap();
+        memory.store(u64::MAX - 7, 5);
+        assert_eq!(memory.load(u64::MAX - 7), Ok(5));
+        assert_eq!(memory.read(u64::MAX - 3, &mut [0; 8]), Err(Abort));
     }
 
     #[test]

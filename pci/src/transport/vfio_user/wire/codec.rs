@@ -133,10 +133,11 @@ pub fn encode_region_info(mut info: RegionInfo, areas: &[SparseArea], room: u32)
     let full = fixed + size_of::<CapabilityHeader>() + size_of::<SparseMmap>() + size_of_val(areas);
     info.argsz = u32_or_max(full);
     info.flags |= RegionFlags::CAPS.bits();
+    // QEMU takes an offset outside the structure for broken, before it looks whether the list came.
+    info.cap_offset = u32_or_max(fixed);
     if full > room as usize {
         return info.as_bytes().to_vec();
     }
-    info.cap_offset = u32_or_max(fixed);
     let capability = CapabilityHeader {
         id: CAP_SPARSE_MMAP,
         version: 1,
