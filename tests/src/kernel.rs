@@ -4,6 +4,7 @@
 //! it binds functions, and where it needs an ordinary user it starts itself again as one.
 
 use std::env;
+use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -38,6 +39,8 @@ pub enum Machine {
     NoIommu,
     /// `shared-group`: an 82576 and an 82574 in one group, and an 82576 in another.
     SharedGroup,
+    /// `two-igb` with [`Machine::words`] that turn interrupt remapping off.
+    NoRemapping,
 }
 
 impl Machine {
@@ -45,11 +48,32 @@ impl Machine {
     #[must_use]
     pub const fn topology(self) -> &'static str {
         match self {
-            Self::TwoIgb => "two-igb",
+            Self::TwoIgb | Self::NoRemapping => "two-igb",
             Self::Narrow => "aw39",
             Self::NoIommu => "no-iommu",
             Self::SharedGroup => "shared-group",
         }
+    }
+
+    /// A word for the kernel's command line that the machine needs.
+    #[must_use]
+    pub const fn words(self) -> Option<&'static str> {
+        match self {
+            Self::NoRemapping => Some("intremap=off"),
+            _ => None,
+        }
+    }
+
+    /// Whether this process runs on one: `FAILSTOP_TOPOLOGY` and the kernel's command line say so.
+    #[must_use]
+    pub fn is_here(self) -> bool {
+        let topology = env::var("FAILSTOP_TOPOLOGY");
+        let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        let remapping_off = command_line
+            .split_whitespace()
+            .any(|word| Some(word) == Self::NoRemapping.words());
+        topology.is_ok_and(|name| name == self.topology())
+            && remapping_off == (self == Self::NoRemapping)
     }
 }
 
@@ -66,6 +90,37 @@ pub enum Run {
     WithNoIommuMode(fn() -> Outcome),
 }
 
+/// What a guest's kernel has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// iommufd, and character devices for VFIO.
+    pub iommufd: bool,
+    /// The no-IOMMU mode.
+    pub noiommu_mode: bool,
+}
+
+impl Abilities {
+    /// Those of our own small guest kernel.
+    pub const SMALL: Self = Self {
+        iommufd: true,
+        noiommu_mode: true,
+    };
+    /// Those of Debian's kernels.
+    pub const DEBIAN: Self = Self {
+        iommufd: false,
+        noiommu_mode: false,
+    };
+
+    /// Those of the kernel that this runs on.
+    #[must_use]
+    pub fn here() -> Self {
+        Self {
+            iommufd: Sysfs::system().iommufd_path().exists(),
+            noiommu_mode: Path::new(NOIOMMU_MODE).exists(),
+        }
+    }
+}
+
 /// One behaviour that must hold.
 #[derive(Clone, Copy)]
 pub struct KernelCase {
@@ -77,26 +132,64 @@ pub struct KernelCase {
     pub run: Run,
 }
 
+/// A case as one test: its name, whether a kernel can run it, and the test.
+struct Variant {
+    name: String,
+    applies: bool,
+    run: Box<dyn FnOnce() -> Outcome + Send>,
+}
+
 impl KernelCase {
+    /// The names of its tests on a kernel that can do this, without those that it cannot run.
+    #[must_use]
+    pub fn names(&self, kernel: Abilities) -> Vec<String> {
+        let variants = self.variants(kernel).into_iter();
+        variants
+            .filter(|variant| variant.applies)
+            .map(|variant| variant.name)
+            .collect()
+    }
+
     /// The case as tests of this kernel: those that it cannot run are ignored, never passed.
     #[must_use]
     pub fn trials(&self) -> Vec<Trial> {
-        let has_iommufd = Sysfs::system().iommufd_path().exists();
-        let once = |run: fn() -> Outcome, applies: bool| {
-            vec![Trial::test(self.name, run).with_ignored_flag(!applies)]
+        let machine = self.machine;
+        let variants = self.variants(Abilities::here()).into_iter();
+        variants
+            .map(|variant| {
+                let run = move || {
+                    let outcome = (variant.run)();
+                    // The next case finds the machine as this one did.
+                    if machine != Machine::NoIommu {
+                        bound("igb")?;
+                    }
+                    outcome
+                };
+                Trial::test(variant.name, run).with_ignored_flag(!variant.applies)
+            })
+            .collect()
+    }
+
+    fn variants(&self, kernel: Abilities) -> Vec<Variant> {
+        let once = |run: fn() -> Outcome, applies| {
+            vec![Variant {
+                name: self.name.to_owned(),
+                applies,
+                run: Box::new(run),
+            }]
+        };
+        let through = |run: fn(Iommu) -> Outcome, name, iommu, applies| Variant {
+            name: format!("{name}::{}", self.name),
+            applies,
+            run: Box::new(move || run(iommu)),
         };
         match self.run {
             Run::Once(run) => once(run, true),
-            Run::WithoutIommufd(run) => once(run, !has_iommufd),
-            Run::WithNoIommuMode(run) => once(run, Path::new(NOIOMMU_MODE).exists()),
+            Run::WithoutIommufd(run) => once(run, !kernel.iommufd),
+            Run::WithNoIommuMode(run) => once(run, kernel.noiommu_mode),
             Run::Each(run) => vec![
-                Trial::test(format!("container::{}", self.name), move || {
-                    run(Iommu::Container)
-                }),
-                Trial::test(format!("iommufd::{}", self.name), move || {
-                    run(Iommu::Iommufd)
-                })
-                .with_ignored_flag(!has_iommufd),
+                through(run, "container", Iommu::Container, true),
+                through(run, "iommufd", Iommu::Iommufd, kernel.iommufd),
             ],
         }
     }
@@ -162,6 +255,9 @@ pub const CASES: &[KernelCase] = cases! {
     }
     NoIommu WithNoIommuMode: binding {
         noiommu_mode_is_recognised_and_refused,
+    }
+    NoRemapping Each: opening {
+        without_interrupt_remapping_the_switch_is_named,
     }
     SharedGroup Each: groups {
         c23_the_sibling_and_its_driver_are_named,

@@ -295,4 +295,30 @@ mod tests {
         assert!(matches!(error(Errno::ENOMEM), MapError::Locked { .. }));
         assert!(matches!(error(Errno::EFAULT), MapError::Failed { .. }));
     }
+
+    #[test]
+    fn missing_device_file_names_its_module() {
+        let root = tempfile::tempdir().unwrap();
+        let error = Container::new(&Sysfs::under(root.path())).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("vfio/vfio does not exist: load vfio"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn file_that_is_no_container_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::under(root.path());
+        std::fs::create_dir_all(root.path().join("dev/vfio")).unwrap();
+        std::fs::write(sysfs.container_path(), "").unwrap();
+        assert!(matches!(
+            Container::new(&sysfs),
+            Err(OpenError::Kernel {
+                step: "VFIO_GET_API_VERSION",
+                ..
+            })
+        ));
+    }
 }

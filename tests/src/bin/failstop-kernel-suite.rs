@@ -1,4 +1,5 @@
-//! Runs the kernel cases of the machine that `FAILSTOP_TOPOLOGY` names, as root, in a guest.
+//! Runs the kernel cases of the guest's machine, as root in it. `FAILSTOP_TOPOLOGY` names the
+//! machine: `cargo xtask vm run --topology aw39 --env FAILSTOP_TOPOLOGY=aw39 -- failstop-kernel-suite`.
 
 use std::process::ExitCode;
 
@@ -12,10 +13,9 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // One device, one case at a time.
     arguments.test_threads = Some(1);
-    let topology = std::env::var("FAILSTOP_TOPOLOGY").unwrap_or_else(|_| "two-igb".to_owned());
     let trials = CASES
         .iter()
-        .filter(|case| case.machine.topology() == topology)
+        .filter(|case| case.machine.is_here())
         .flat_map(KernelCase::trials)
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -169,3 +169,13 @@ pub(super) fn a_kernel_without_iommufd_says_so() -> Outcome {
         other => Err(format!("{other:?}").into()),
     }
 }
+
+pub(super) fn without_interrupt_remapping_the_switch_is_named(iommu: Iommu) -> Outcome {
+    match open_address(bound("igb")?, iommu) {
+        Err(error @ OpenError::Isolation { .. }) => says(
+            &error,
+            &["interrupt remapping", "parameters/allow_unsafe_interrupts"],
+        ),
+        other => Err(format!("{other:?}").into()),
+    }
+}

@@ -35,12 +35,15 @@ pub(crate) fn bind(args: &BindArgs, sysfs: &Sysfs, out: &mut dyn Write) -> Resul
         )?,
     }
     if let Some(group) = sysfs.function(address)?.group {
-        let path = sysfs.group_path(group.number);
-        writeln!(
-            out,
-            "to use it as an ordinary user: chown USER {}",
-            path.display()
-        )?;
+        let mut files = sysfs.group_path(group.number).display().to_string();
+        if let Some(cdev) = sysfs.cdev_path(address).filter(|path| path.exists()) {
+            files = format!(
+                "{files} {} {}",
+                cdev.display(),
+                sysfs.iommufd_path().display()
+            );
+        }
+        writeln!(out, "to use it as an ordinary user: chown USER {files}")?;
     }
     Ok(Exit::Clean)
 }
