@@ -1,6 +1,6 @@
 //! Parts of cases that run as an ordinary user, in a process of their own.
 //!
-//! Root starts the program again with [`PART`] in its environment; [`run`] then does that part
+//! Root starts the program again with a variable that names one; [`run`] then does that part
 //! instead of the suite. Privileges are dropped there, where no other thread has any.
 
 use std::env;

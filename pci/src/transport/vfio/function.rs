@@ -344,6 +344,148 @@ mod tests {
 
     use super::*;
 
+    /// Where ATS Control is in `with_ats`.
+    const ATS_CONTROL: u16 = 0x106;
+
+    /// A function whose descriptor is an ordinary file: a page of BAR 0, then config space, which
+    /// has a PCIe capability and ATS in this state.
+    fn with_ats(control: u16) -> Function {
+        let mut config = vec![0u8; EXTENDED_SIZE];
+        config[..4].copy_from_slice(&[0x86, 0x80, 0xc9, 0x10]);
+        config[6] = 0x10;
+        config[0x34] = 0x40;
+        config[0x40] = 0x10;
+        config[0x100..0x104].copy_from_slice(&[0x0f, 0, 1, 0]);
+        config[0x106..0x108].copy_from_slice(&control.to_le_bytes());
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&config, page_size()).unwrap();
+        let region = |size, mappable, file_offset| PlacedRegion {
+            region: Region {
+                size,
+                readable: true,
+                writable: true,
+                mappable,
+            },
+            file_offset,
+        };
+        let page = page_size();
+        let mut regions = vec![region(page, vec![(0, page)], 0)];
+        regions.resize(7, region(0, Vec::new(), 0));
+        regions.push(region(EXTENDED_SIZE as u64, Vec::new(), page));
+        let mut function = Function {
+            id: DeviceId::fresh(),
+            name: "0000:01:00.0".to_owned(),
+            file,
+            regions,
+            irqs: [0, 1, 10, 1, 1],
+            can_reset: false,
+            ats: None,
+            gate: Gate::default(),
+        };
+        function.ats = function.find_ats().unwrap();
+        function
+    }
+
+    fn set_ats(function: &Function, control: u16) {
+        let bytes = control.to_le_bytes();
+        function
+            .write(
+                Generation::FIRST,
+                RegionIndex::Config,
+                ATS_CONTROL.into(),
+                &bytes,
+            )
+            .unwrap();
+    }
+
+    #[test]
+    fn c44_ats_that_is_off_leaves_the_iommu_enforcing() {
+        assert_eq!(with_ats(0).strength(), Strength::Enforcing);
+    }
+
+    #[test]
+    fn c44_ats_that_was_on_when_attached_revokes_nothing() {
+        let function = with_ats(0x8000);
+        assert_eq!(function.strength(), Strength::None);
+        // Translations may have been taken while it was on.
+        set_ats(&function, 0);
+        assert_eq!(function.strength(), Strength::None);
+    }
+
+    #[test]
+    fn c44_ats_that_was_turned_on_since_is_seen() {
+        let function = with_ats(0);
+        set_ats(&function, 0x8000);
+        assert_eq!(function.strength(), Strength::None);
+    }
+
+    #[test]
+    fn c44_no_answer_is_no_proof_that_ats_is_off() {
+        let function = with_ats(0);
+        set_ats(&function, 0xffff);
+        assert_eq!(function.strength(), Strength::None);
+    }
+
+    #[test]
+    fn access_beyond_a_region_is_refused() {
+        let function = with_ats(0);
+        let mut word = [0; 4];
+        for offset in [page_size() - 2, page_size(), u64::MAX - 1] {
+            let result = function.read(Generation::FIRST, RegionIndex::Bar(0), offset, &mut word);
+            assert!(
+                matches!(result, Err(AccessError::Failed { .. })),
+                "{offset:#x}"
+            );
+        }
+        let absent = function.read(Generation::FIRST, RegionIndex::Bar(9), 0, &mut word);
+        assert!(matches!(absent, Err(AccessError::Failed { .. })));
+    }
+
+    #[test]
+    fn config_space_outlives_the_generation() {
+        let function = with_ats(0);
+        function.expire(Generation::FIRST);
+        let mut word = [0; 4];
+        let first = Generation::FIRST;
+        let register = function.read(first, RegionIndex::Bar(0), 0, &mut word);
+        assert!(matches!(register, Err(AccessError::Expired { .. })));
+        assert!(
+            function
+                .read(first, RegionIndex::Config, 0, &mut word)
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn only_the_mappable_part_has_a_file() {
+        let function = with_ats(0);
+        assert!(function.region_file(RegionIndex::Bar(0), 0).is_ok());
+        assert!(function.region_file(RegionIndex::Bar(0), 1).is_err());
+        assert!(
+            function
+                .region_file(RegionIndex::Bar(0), page_size())
+                .is_err()
+        );
+        assert!(function.region_file(RegionIndex::Config, 0).is_err());
+    }
+
+    #[test]
+    fn vectors_that_there_are_not_are_refused_before_the_kernel() {
+        let function = with_ats(0);
+        let file = tempfile::tempfile().unwrap();
+        let result = function.set_irqs(IrqIndex::Msix, 10, &[file.as_fd()]);
+        assert_eq!(
+            result.unwrap_err().source.raw_os_error(),
+            Some(Errno::EINVAL as i32)
+        );
+    }
+
+    #[test]
+    fn function_without_reset_says_so() {
+        let error = with_ats(0).reset().unwrap_err();
+        assert_eq!(error.source.raw_os_error(), Some(Errno::EINVAL as i32));
+    }
+
     #[test]
     fn generation_that_is_over_does_not_pass() {
         let gate = Gate::default();
