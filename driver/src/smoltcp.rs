@@ -2,7 +2,7 @@
 //!
 //! [`PortDevice`] is a [`smoltcp::phy::Device`]. A device that lies can write to a
 //! frame while it is read, so that the stack never sees DMA memory: what is received is copied out
-//! of frames, what is sent is copied into them [R8]. Checksums are computed and checked in software.
+//! of frames, what is sent is copied into them (R8). Checksums are computed and checked in software.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +64,7 @@ pub struct TooFewFrames {
 
 /// A port as a device of smoltcp.
 ///
-/// Frames to send are queued. They go out in one burst, with one doorbell, when [`BATCH`] of them
+/// Frames to send are queued. They go out in one burst, with one doorbell, when 32 of them
 /// are queued, when the stack has taken the last received frame and asks for more, and at
 /// [`PortDevice::wait`] and [`PortDevice::flush`]: so call one of the two after each poll of the
 /// interface. Dropped, it sends no more.

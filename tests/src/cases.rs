@@ -1,6 +1,7 @@
 //! The cases, and what each needs.
 
 use crate::fixture::{Fixture, Outcome};
+use crate::net;
 
 mod life;
 mod sleep;
@@ -14,6 +15,8 @@ pub enum Needs {
     Loopback,
     /// The same, behind kernel VFIO: a mapped BAR, a real IOMMU.
     KernelVfio,
+    /// A wire to a NIC under the kernel's own driver, which `FAILSTOP_KERNEL_NIC` names.
+    KernelPeer,
 }
 
 /// One behaviour that must hold.
@@ -64,5 +67,10 @@ pub const CASES: &[Case] = cases! {
         c33_a_detached_window_reaches_no_register,
         c38_mapping_churn_costs_no_kernel_memory,
         without_bus_mastering_nothing_arrives,
+    }
+    KernelPeer: net {
+        ping_gets_100_answers,
+        tcp_stream_of_16_mib_each_way_arrives_whole,
+        capture_on_the_kernel_side_equals_what_the_port_received,
     }
 };

@@ -7,5 +7,6 @@
 pub mod cases;
 pub mod fixture;
 pub mod kernel;
+mod net;
 pub mod plan;
 pub mod report;

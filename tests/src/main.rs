@@ -10,9 +10,15 @@ fn main() -> std::process::ExitCode {
     arguments.test_threads = Some(1);
     let emulated =
         std::env::var("FAILSTOP_DEVICE").is_ok_and(|name| name.starts_with("vfio-user:"));
+    let peer = std::env::var_os("FAILSTOP_KERNEL_NIC").is_some();
+    let offered = |needs| match needs {
+        Needs::Loopback => true,
+        Needs::KernelVfio => !emulated,
+        Needs::KernelPeer => peer && !emulated,
+    };
     let trials = CASES
         .iter()
-        .filter(|case| case.needs != Needs::KernelVfio || !emulated)
+        .filter(|case| offered(case.needs))
         .map(|case| Trial::test(case.name, || (case.run)(&Fixture::from_environment()?)))
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()

@@ -61,4 +61,14 @@ pub const PLANS: &[Plan] = &[
         iommu: &["container", "iommufd"],
         offers: &[Needs::Loopback],
     },
+    Plan {
+        machine: machine("small", "igb-kernel-nic"),
+        iommu: &["iommufd"],
+        offers: &[Needs::KernelPeer],
+    },
+    Plan {
+        machine: machine("debian", "igb-kernel-nic"),
+        iommu: &["container"],
+        offers: &[Needs::KernelPeer],
+    },
 ];

@@ -1,0 +1,22 @@
+//! Real input: the kernel's own network stack, at the other end of the wire.
+//!
+//! ```text
+//!   smoltcp - our port - 82576 --- wire --- NIC - its kernel driver - the kernel's stack - ping, std::net
+//!             recorded here ^               ^ and captured here
+//! ```
+
+mod cases;
+mod frames;
+mod kernel_nic;
+mod offloads;
+mod stack;
+
+pub(crate) use cases::{
+    capture_on_the_kernel_side_equals_what_the_port_received, ping_gets_100_answers,
+    tcp_stream_of_16_mib_each_way_arrives_whole,
+};
+
+/// The address of the kernel's side, and the prefix length that both have.
+const KERNEL_ADDRESS: &str = "192.0.2.1/24";
+/// The address of our side.
+const OUR_ADDRESS: &str = "192.0.2.2";
