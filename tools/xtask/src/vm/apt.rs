@@ -32,8 +32,8 @@ pub(super) struct Apt {
 }
 
 impl Apt {
-    /// The packages of the Debian release that guests are made from.
-    pub(super) fn guests(cache: &Cache) -> Result<Self> {
+    /// The packages of the Debian release that guests are made from, signed with the host's keys or those in `keyring`.
+    pub(super) fn guests(cache: &Cache, keyring: Option<&Path>) -> Result<Self> {
         require_tools()?;
         let uri = match std::env::var("FAILSTOP_DEBIAN_MIRROR") {
             Ok(uri) if !uri.is_empty() => uri,
@@ -51,7 +51,12 @@ impl Apt {
             uri: uri.clone(),
             suite: suite.into(),
         });
-        Self::open(cache, &suites, Some(KEYRING), &backports)
+        Self::open(
+            cache,
+            &suites,
+            Some(keyring.unwrap_or(KEYRING.as_ref())),
+            &backports,
+        )
     }
 
     /// The packages of the host's own release, for libraries that host programs are linked with.
@@ -69,7 +74,7 @@ impl Apt {
     fn open(
         cache: &Cache,
         sources: &[Source],
-        keyring: Option<&str>,
+        keyring: Option<&Path>,
         target: &str,
     ) -> Result<Self> {
         let lines = source_lines(sources, keyring);
@@ -267,9 +272,9 @@ fn sources_of_release(text: &str, codename: &str) -> Vec<Source> {
     sources
 }
 
-fn source_lines(sources: &[Source], keyring: Option<&str>) -> String {
+fn source_lines(sources: &[Source], keyring: Option<&Path>) -> String {
     let signed = keyring
-        .map(|path| format!("[signed-by={path}] "))
+        .map(|path| format!("[signed-by={}] ", path.display()))
         .unwrap_or_default();
     sources
         .iter()
@@ -380,7 +385,7 @@ mod tests {
             suite: "new".into(),
         }];
         assert_eq!(
-            source_lines(&sources, Some("/keys.gpg")),
+            source_lines(&sources, Some("/keys.gpg".as_ref())),
             "deb [signed-by=/keys.gpg] http://mirror/debian new main\n"
         );
         assert_eq!(

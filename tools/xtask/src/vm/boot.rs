@@ -8,6 +8,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,6 +21,9 @@ use super::setup::Setup;
 use super::topologies::Topology;
 use super::{apt, debian_kernel, small_kernel};
 use crate::guest::{AGENT, BUSYBOX, ENVIRONMENT, FILES, MODULES, SHELL};
+
+/// The name of the guest's first file system in its folder on the host.
+pub(super) const INITRAMFS: &str = "initramfs";
 
 /// A guest kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +236,7 @@ impl Boot {
         folder: &Path,
         terminal: bool,
     ) -> Result<(Command, std::os::unix::net::UnixListener)> {
-        let initramfs = folder.join("initramfs");
+        let initramfs = folder.join(INITRAMFS);
         let file = fs::File::create(&initramfs).context("cannot create the initramfs")?;
         self.initramfs(setup)?.write(BufWriter::new(file))?;
 
@@ -284,7 +288,7 @@ impl Boot {
         root.folder("/tmp", 0o1777);
         root.folder("/home/user", 0o777);
         self.add_busybox(setup, &mut root)?;
-        root.program(AGENT, &agent_program()?)?;
+        root.program(AGENT, agent_program()?)?;
         self.add_modules(setup, &mut root)?;
         root.bytes(
             "/etc/passwd",
@@ -348,24 +352,27 @@ impl Boot {
 }
 
 /// The program that runs in the guest, built if need be: whoever uses this library as a library has not built it.
-fn agent_program() -> Result<PathBuf> {
+fn agent_program() -> Result<&'static Path> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = BUILT.get() {
+        return Ok(path);
+    }
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args([
-        "build",
-        "--quiet",
-        "--bin",
-        "failstop-guest",
-        "--message-format=json-render-diagnostics",
-        "--manifest-path",
-    ]);
-    let messages = apt::run(command.arg(manifest), "cannot build the guest's agent")?;
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["build", "--quiet", "--bin", "failstop-guest"]);
+    command
+        .args([
+            "--message-format=json-render-diagnostics",
+            "--manifest-path",
+        ])
+        .arg(manifest);
+    let messages = apt::run(&mut command, "cannot build the guest's agent")?;
     let executable = messages.lines().rev().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         message["executable"].as_str().map(PathBuf::from)
     });
-    executable.context("cargo did not say where it put the guest's agent")
+    let path = executable.context("cargo did not say where it put the guest's agent")?;
+    Ok(BUILT.get_or_init(|| path))
 }
 
 #[cfg(test)]

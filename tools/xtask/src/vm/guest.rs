@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
 use super::accelerator::Accelerator;
-use super::boot::Boot;
+use super::boot::{Boot, INITRAMFS};
 use super::kernel_log::KernelLog;
 use super::qmp::Qmp;
 use crate::protocol::{Exit, Frame, Kind, Put, Ready, Run};
@@ -128,6 +128,8 @@ impl Guest {
             format!("the guest ({kernel} kernel, topology {topology}, {accelerator}) did not come up\n{}", story(folder.path()))
         })?;
         let boot_time = started.elapsed();
+        // QEMU has read it. What else is in the folder is small, should this process be killed and leave it behind.
+        fs::remove_file(folder.path().join(INITRAMFS)).context("cannot remove the initramfs")?;
         let answers = Routes::default();
         let mut reader = port.try_clone()?;
         let routes = Arc::clone(&answers);

@@ -5,6 +5,11 @@
 //! - [`topologies`] lists the machines that a guest can have, and names their functions by role.
 //! - [`Boot`] says which kernel, machine and files; [`Guest`] is the machine that runs, and runs commands in it.
 //!
+//! Three environment variables decide what otherwise decides itself: `FAILSTOP_CACHE` (the folder of all that was fetched or
+//! built; by default `failstop` in the user's cache folder; 1 GB, and 3 GB while the kernel is built), `FAILSTOP_ACCEL` (`kvm`
+//! or `tcg`; by default KVM if a guest comes up with it) and `FAILSTOP_DEBIAN_MIRROR` (the archive to fetch from; by default
+//! the one that the host's own apt uses, if the host is Debian).
+//!
 //! ```no_run
 //! use xtask::protocol::Run;
 //! use xtask::vm::{Boot, Kernel, Setup, topologies};

@@ -11,7 +11,7 @@ use crate::protocol::PORT;
 
 /// What every guest's kernel is told. On a busy host an emulated processor stands still for a while now and then; the checks
 /// that take this for broken hardware are off: the timer's at boot, which ends in a panic, and the watchdogs for lockups.
-const KERNEL_WORDS: &str = "console=ttyS0 panic=-1 quiet intel_iommu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1";
+const KERNEL_WORDS: &str = "console=ttyS0 panic=-1 quiet intel_iommu=on no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 log_buf_len=1M";
 
 /// A machine to start.
 #[derive(Debug)]

@@ -84,6 +84,8 @@ impl Setup {
     pub fn refresh() -> Result<Self> {
         let cache = Cache::open()?;
         let _lock = cache.lock()?;
+        // Without a network, what is there stays.
+        apt_with_lists(&cache)?;
         remove(&cache.path(tree_name()))?;
         for kernel in Kernel::ALL {
             for entry in entries(&cache, &kernel.cache_prefix()) {
@@ -110,8 +112,7 @@ impl Setup {
     }
 
     fn make(cache: &Cache, kernels: &[Kernel]) -> Result<Self> {
-        let apt = Apt::guests(cache)?;
-        apt.update()?;
+        let apt = apt_with_lists(cache)?;
         let tree = Tree::at(cache.entry(&tree_name(), |folder| {
             eprintln!("fetching {}", PACKAGES.join(", "));
             apt::unpack(&apt.download_with_dependencies(PACKAGES)?, folder)
@@ -147,6 +148,30 @@ impl Setup {
         }));
         lines
     }
+}
+
+/// apt with current lists. A host that is older than the release may lack the keys that the release is signed with; its own
+/// archive has the package that brings them.
+fn apt_with_lists(cache: &Cache) -> Result<Apt> {
+    let apt = Apt::guests(cache, None)?;
+    let Err(error) = apt.update() else {
+        return Ok(apt);
+    };
+    if !format!("{error:#}").contains("NO_PUBKEY") {
+        return Err(error);
+    }
+    let keys = cache.entry("keyring", |folder| {
+        let host = Apt::host(cache)?;
+        host.update()?;
+        apt::unpack(&host.download(&["debian-archive-keyring".into()])?, folder)
+    })?;
+    let apt = Apt::guests(
+        cache,
+        Some(&keys.join("usr/share/keyrings/debian-archive-keyring.gpg")),
+    )?;
+    apt.update()
+        .context("even the keys of the host's newest debian-archive-keyring do not fit")?;
+    Ok(apt)
 }
 
 fn tree_name() -> String {
