@@ -69,6 +69,9 @@ pub struct TooFewFrames {
 /// [`PortDevice::wait`] and [`PortDevice::flush`]: so call one of the two after each poll of the
 /// interface. Dropped, it sends no more.
 ///
+/// Give TCP sockets receive buffers for fewer frames than the port has receive descriptors: the
+/// window then keeps the peer from sending what the ring cannot take.
+///
 /// On a device that is broken nothing is received or sent, silently: see
 /// [`Device::broken`](crate::device::Device::broken).
 #[derive(Debug)]

@@ -62,6 +62,10 @@ pub const CASES: &[Case] = cases! {
         c26_a_frame_that_came_before_the_sleep_is_not_left_lying,
         a_sleep_without_frames_times_out,
     }
+    Loopback: net {
+        what_a_stack_queues_goes_out_in_order_and_comes_back,
+        a_stack_needs_spare_frames,
+    }
     KernelVfio: windows {
         c14_a_bar_without_memory_decoding_reads_all_ones,
         c33_a_detached_window_reaches_no_register,

@@ -1,4 +1,4 @@
-//! The three cases.
+//! The cases: ours in loopback, and three against the kernel.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -7,16 +7,20 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
+use failstop::port::{Port, PortConfig};
+use failstop::smoltcp::{PortDevice, STANDARD_FRAME};
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
 use smoltcp::iface::SocketHandle;
+use smoltcp::phy::{Device, RxToken, TxToken};
 use smoltcp::socket::tcp;
+use smoltcp::time::Instant;
 
 use super::frames::{self, Capture};
 use super::kernel_nic::{KernelNic, run};
 use super::stack::{self, Stack};
 use super::{KERNEL_ADDRESS, OUR_ADDRESS};
-use crate::fixture::{Fixture, Outcome, close_clean, ensure, ensure_eq};
+use crate::fixture::{Fixture, Outcome, close_clean, ensure, ensure_eq, self_addressed};
 
 /// Bytes of a stream in each direction.
 const STREAM: usize = 16 << 20;
@@ -25,8 +29,47 @@ const TCP_PORT: u16 = 7000;
 /// Bytes that our side's socket holds in each direction: fewer frames than a ring has descriptors,
 /// so that the window keeps the kernel from sending what the ring cannot take.
 const WINDOW: usize = 256 << 10;
-/// How long anything may take, in a guest without hardware virtualization.
-const LIMIT: Duration = Duration::from_secs(120);
+/// How long traffic may take, in a guest without hardware virtualization.
+const LIMIT: Duration = Duration::from_secs(100);
+/// How long the kernel's end waits for progress.
+const STALLED: Duration = Duration::from_secs(20);
+
+pub(crate) fn what_a_stack_queues_goes_out_in_order_and_comes_back(fixture: &Fixture) -> Outcome {
+    // More than one batch, so that some go out by themselves and the rest when the stack listens.
+    const FRAMES: u8 = 40;
+    let device = fixture.open()?;
+    let mut phy = PortDevice::new(Port::open(&device, &PortConfig::default())?, STANDARD_FRAME)?;
+    for seed in 0..FRAMES {
+        let bytes = self_addressed(&device, 60, seed);
+        let token = phy.transmit(Instant::ZERO).ok_or("no room to send")?;
+        token.consume(bytes.len(), |buffer| buffer.copy_from_slice(&bytes));
+    }
+    for seed in 0..FRAMES {
+        phy.wait(Some(smoltcp::time::Duration::from_secs(5)))?;
+        let (token, _) = phy.receive(Instant::ZERO).ok_or("no frame came")?;
+        let bytes = token.consume(<[u8]>::to_vec);
+        ensure_eq(bytes, self_addressed(&device, 60, seed), "the frame")?;
+    }
+    ensure_eq(phy.refused(), 0, "frames refused")?;
+    drop(phy);
+    close_clean(device).map(drop)
+}
+
+pub(crate) fn a_stack_needs_spare_frames(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let config = PortConfig {
+        spare_frames: 0,
+        ..PortConfig::default()
+    };
+    let port = Port::open(&device, &config)?;
+    let refused = PortDevice::new(port, STANDARD_FRAME)
+        .err()
+        .ok_or("a stack on too few frames")?;
+    ensure(refused.to_string().contains("spare_frames"), || {
+        refused.to_string()
+    })?;
+    close_clean(device).map(drop)
+}
 
 pub(crate) fn ping_gets_100_answers(fixture: &Fixture) -> Outcome {
     let device = stack::open(fixture)?;
@@ -178,9 +221,9 @@ impl<'a> End<'a> {
 /// bytes came, and their hash.
 fn kernel_end(bytes: &[u8]) -> Result<(usize, Vec<u8>), Failed> {
     let address: SocketAddr = format!("{OUR_ADDRESS}:{TCP_PORT}").parse()?;
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
-    stream.set_read_timeout(Some(LIMIT))?;
-    stream.set_write_timeout(Some(LIMIT))?;
+    let mut stream = TcpStream::connect_timeout(&address, STALLED)?;
+    stream.set_read_timeout(Some(STALLED))?;
+    stream.set_write_timeout(Some(STALLED))?;
     let mut writing = stream.try_clone()?;
     thread::scope(|scope| {
         let writer = scope.spawn(move || {

@@ -1,5 +1,6 @@
 //! Captures: taken from the kernel, read, compared.
 
+use std::fs;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
@@ -15,8 +16,10 @@ use crate::fixture::Outcome;
 /// Bytes of the shortest frame of Ethernet, frame check sequence not counted: the kernel hands over
 /// shorter ones, and the NIC pads them with zeros.
 const SHORTEST: usize = 60;
-/// Bytes that the kernel keeps for a capture until it is read.
-const BACKLOG: &str = "67108864";
+/// How many bytes the kernel keeps for a new socket until they are read.
+const BACKLOG: &str = "/proc/sys/net/core/rmem_default";
+/// How many that shall be: more than passes while the capturing thread is not scheduled.
+const BACKLOG_BYTES: &str = "67108864";
 
 /// A capture of an interface of the kernel, by a thread of its own.
 pub(super) struct Capture<'scope, 'env> {
@@ -31,8 +34,8 @@ impl<'scope, 'env> Capture<'scope, 'env> {
         interface: &'env str,
         stop: &'env AtomicBool,
     ) -> Result<Self, Failed> {
-        // Sockets take their backlog from here when they are made.
-        std::fs::write("/proc/sys/net/core/rmem_default", BACKLOG)?;
+        let usual = fs::read(BACKLOG)?;
+        fs::write(BACKLOG, BACKLOG_BYTES)?;
         let (ready, started) = channel();
         let thread = scope.spawn(move || {
             let socket = RawSocket::new(interface, Medium::Ethernet)?;
@@ -55,6 +58,7 @@ impl<'scope, 'env> Capture<'scope, 'env> {
         });
         // It fails when the thread ended already, which then says why.
         let _ = started.recv();
+        fs::write(BACKLOG, usual)?;
         Ok(Self { stop, thread })
     }
 

@@ -16,7 +16,8 @@ const VARIABLE: &str = "FAILSTOP_KERNEL_NIC";
 /// How long its link may take to come up.
 const LINK: Duration = Duration::from_secs(20);
 
-/// A network interface of the kernel. Dropped, it is switched off again.
+/// A network interface of the kernel. Dropped, it is switched off again; its offloads and IPv6 stay
+/// off.
 #[derive(Debug)]
 pub(super) struct KernelNic {
     /// Its name, such as `eth0`.
@@ -76,14 +77,9 @@ impl KernelNic {
 
 impl Drop for KernelNic {
     fn drop(&mut self) {
-        for words in [
-            ["addr", "flush", "dev", &self.name, ""].as_slice(),
-            &["link", "set", "dev", &self.name, "down"],
-        ] {
-            let words: Vec<_> = words.iter().copied().filter(|w| !w.is_empty()).collect();
-            if let Err(error) = self.ip(&words) {
-                eprintln!("{}: {error:?}", self.name);
-            }
+        let down = || self.ip(&["link", "set", "dev", &self.name, "down"]);
+        if let Err(error) = self.take_addresses().and_then(|()| down()) {
+            eprintln!("{}: {error:?}", self.name);
         }
     }
 }
