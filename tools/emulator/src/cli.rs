@@ -10,10 +10,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use env_logger::Env;
 
 use crate::emulator::{self, Cable, Options};
 use crate::faults::Spec;
 use crate::server::port::End;
+
+/// How long whoever hands us its sockets may take to take the leash.
+const LEASH: Duration = Duration::from_secs(30);
 
 /// An emulated Intel 82576 on a vfio-user socket.
 ///
@@ -65,6 +69,9 @@ where
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
+    // A second logger of the same process is no reason to fail.
+    let _already =
+        env_logger::Builder::from_env(Env::default().default_filter_or("warn")).try_init();
     let remove = arguments.remove.clone();
     let result = run(arguments);
     if let Some(directory) = remove {
@@ -110,7 +117,8 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
         faults: arguments.fault,
     };
     let ports = emulator::ports(&options, first, second)?;
-    let threads = emulator::serve(ports, control)?;
+    let leash = arguments.inherited.then_some(LEASH);
+    let threads = emulator::serve(ports, control, leash)?;
     // The first port that dies takes the process with it; else all are waited for.
     let mut end = End::Stopped;
     let mut threads = threads;

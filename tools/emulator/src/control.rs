@@ -20,7 +20,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -54,13 +54,31 @@ pub enum Reply {
 }
 
 /// Listens for control connections, each on a thread of its own, and hands requests to the ports.
-/// Returns at once.
+/// Returns at once. With `leash`, the ports are stopped when nobody has asked for the leash by
+/// then: whoever started them died before it could.
 ///
 /// # Errors
 ///
 /// When no thread can be started.
-pub fn serve(listener: UnixListener, ports: Vec<Handle>) -> io::Result<()> {
+pub fn serve(
+    listener: UnixListener,
+    ports: Vec<Handle>,
+    leash: Option<Duration>,
+) -> io::Result<()> {
     let connections = Arc::new(AtomicUsize::new(0));
+    let leashed = Arc::new(AtomicBool::new(false));
+    if let Some(patience) = leash {
+        let (ports, leashed) = (ports.clone(), Arc::clone(&leashed));
+        std::thread::Builder::new()
+            .name("leash".to_owned())
+            .spawn(move || {
+                std::thread::sleep(patience);
+                if !leashed.load(Ordering::Relaxed) {
+                    log::warn!("nobody took the leash");
+                    stop(&ports);
+                }
+            })?;
+    }
     std::thread::Builder::new()
         .name("control".to_owned())
         .spawn(move || {
@@ -71,10 +89,11 @@ pub fn serve(listener: UnixListener, ports: Vec<Handle>) -> io::Result<()> {
                     continue;
                 }
                 let (ports, counter) = (ports.clone(), Arc::clone(&connections));
+                let leashed = Arc::clone(&leashed);
                 let started = std::thread::Builder::new()
                     .name("control connection".to_owned())
                     .spawn(move || {
-                        if let Err(error) = converse(&socket, &ports) {
+                        if let Err(error) = converse(&socket, &ports, &leashed) {
                             log::debug!("a control connection failed: {error}");
                         }
                         counter.fetch_sub(1, Ordering::Relaxed);
@@ -87,7 +106,7 @@ pub fn serve(listener: UnixListener, ports: Vec<Handle>) -> io::Result<()> {
     Ok(())
 }
 
-fn converse(socket: &UnixStream, ports: &[Handle]) -> io::Result<()> {
+fn converse(socket: &UnixStream, ports: &[Handle], anyone: &AtomicBool) -> io::Result<()> {
     let mut reader = BufReader::new(socket);
     let mut leashed = false;
     loop {
@@ -101,7 +120,10 @@ fn converse(socket: &UnixStream, ports: &[Handle]) -> io::Result<()> {
         }
         let line = String::from_utf8_lossy(&line);
         let words: Vec<&str> = line.split_whitespace().collect();
-        leashed |= words == ["leash"];
+        if words == ["leash"] {
+            leashed = true;
+            anyone.store(true, Ordering::Relaxed);
+        }
         let reply = answer(&words, ports);
         let mut text = serde_json::to_string(&reply)?;
         text.push('\n');

@@ -114,7 +114,8 @@ pub fn ports(
     Ok(ports)
 }
 
-/// Serves ports until all of them were stopped, each on a thread of its own.
+/// Serves ports until all of them were stopped, each on a thread of its own; `leash` is as in
+/// [`control::serve`].
 ///
 /// # Errors
 ///
@@ -122,10 +123,11 @@ pub fn ports(
 pub fn serve(
     ports: Vec<(Port, Handle)>,
     control: Option<UnixListener>,
+    leash: Option<Duration>,
 ) -> Result<Vec<JoinHandle<End>>, EmulatorError> {
     let handles: Vec<Handle> = ports.iter().map(|(_, handle)| handle.clone()).collect();
     if let Some(listener) = control {
-        control::serve(listener, handles).map_err(start("the control socket"))?;
+        control::serve(listener, handles, leash).map_err(start("the control socket"))?;
     }
     ports
         .into_iter()
@@ -208,7 +210,7 @@ impl Emulator {
     pub fn on_threads(options: &Options) -> Result<Running, EmulatorError> {
         let sockets = Sockets::new(options)?;
         let ports = ports(options, sockets.first, sockets.second)?;
-        let threads = serve(ports, Some(sockets.control))?;
+        let threads = serve(ports, Some(sockets.control), None)?;
         let control = Client::connect(&sockets.directory.path().join(CONTROL))?;
         Ok(Running {
             place: Place::Threads(threads),

@@ -231,6 +231,7 @@ impl Service {
             }
             Command::DmaUnmap => self.unmap(payload).map(plain),
             Command::DeviceGetInfo => {
+                exact::<DeviceInfo>("device info", payload).map_err(invalid)?;
                 let flags = DeviceFlags::RESET | DeviceFlags::PCI;
                 let info = DeviceInfo {
                     argsz: size_of::<DeviceInfo>() as u32,
@@ -252,6 +253,7 @@ impl Service {
             Command::RegionRead => self.region_read(payload).map(plain),
             Command::RegionWrite => self.region_write(payload).map(plain),
             Command::DeviceReset => {
+                exact::<[u8; 0]>("reset", payload).map_err(invalid)?;
                 let now = self.world.now();
                 self.device.reset_function(now);
                 Ok(plain(Vec::new()))
