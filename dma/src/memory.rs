@@ -75,6 +75,15 @@ impl Memory {
         Self::of(len, Pages::Base)
     }
 
+    /// As [`Memory::new`], of base pages always.
+    ///
+    /// # Errors
+    ///
+    /// As [`Memory::new`].
+    pub fn of_base_pages(len: usize) -> Result<Self, MemoryError> {
+        Self::of(len, Pages::Base)
+    }
+
     fn of(len: usize, pages: Pages) -> Result<Self, MemoryError> {
         let fail = |what, source: io::Error| MemoryError { len, what, source };
         let (flags, page) = match pages {

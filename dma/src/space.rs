@@ -11,7 +11,8 @@ use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use failstop_pci::clock::Clock;
-use failstop_pci::transport::{Iova, MapError, Transport, Unmapped};
+use failstop_pci::memlock::{Memlock, MemlockError};
+use failstop_pci::transport::{Iova, Kind, MapError, Transport, Unmapped};
 use thiserror::Error;
 
 use crate::iova::{IovaAllocator, NoSpace};
@@ -41,6 +42,16 @@ pub enum SpaceError {
         /// Why.
         #[source]
         source: MemoryError,
+    },
+    /// So much memory may not be locked.
+    #[error("{device}: {object}: {source}")]
+    Memlock {
+        /// The function's name.
+        device: String,
+        /// For whom.
+        object: ObjectId,
+        /// Why, with the numbers.
+        source: MemlockError,
     },
     /// No addresses.
     #[error("{device}: {object}: {source}")]
@@ -128,7 +139,18 @@ impl AddressSpace {
         let whole = len
             .checked_next_multiple_of(self.page as usize)
             .unwrap_or(usize::MAX);
-        let memory = Memory::new(whole).map_err(|source| SpaceError::Memory {
+        let kernel = self.transport.kind() != Kind::VfioUser;
+        if kernel {
+            self.check_memlock(owner, whole)?;
+        }
+        // A peer could punch holes into large pages that it was given, for which the pool then has
+        // no replacement: an access of ours would be a SIGBUS.
+        let memory = if kernel {
+            Memory::new(whole)
+        } else {
+            Memory::of_base_pages(whole)
+        };
+        let memory = memory.map_err(|source| SpaceError::Memory {
             device: device(),
             object: owner,
             source,
@@ -155,6 +177,26 @@ impl AddressSpace {
         })
     }
 
+    /// Whether so many more bytes may be locked: asked before anything is mapped (C21).
+    fn check_memlock(&self, object: ObjectId, len: usize) -> Result<(), SpaceError> {
+        let device = || self.transport.name().to_owned();
+        let memlock = match Memlock::read() {
+            Ok(memlock) => memlock,
+            // Without /proc the kernel's own refusal has to do.
+            Err(error) => {
+                log::debug!("the locked-memory limit is not known: {error}");
+                return Ok(());
+            }
+        };
+        memlock
+            .check(len as u64)
+            .map_err(|source| SpaceError::Memlock {
+                device: device(),
+                object,
+                source,
+            })
+    }
+
     fn map_at(
         self: &Arc<Self>,
         iova: Iova,
@@ -173,7 +215,11 @@ impl AddressSpace {
         // and when the ledger goes first, it leaks it.
         let for_device = unsafe { memory.for_device() };
         if let Err(source) = self.transport.dma_map(iova, for_device) {
-            self.ledger.strike(iova);
+            if matches!(source, MapError::Unanswered { .. }) {
+                self.keep(iova, "nobody answered whether it was mapped");
+            } else {
+                self.ledger.strike(iova);
+            }
             return Err(SpaceError::Map {
                 object: owner,
                 source,

@@ -341,3 +341,14 @@ fn frames_copy_and_are_bounded() {
     assert!(frame.fill(&[0; 2049]).is_err());
     assert!(frame.set_len(2049).is_err());
 }
+
+#[test]
+fn a_map_that_nobody_answered_is_quarantined() {
+    let bench = Bench::new();
+    bench.function.fail_next_map(Errno::ETIMEDOUT);
+    assert!(bench.space.map(bench.object(1), 4096).is_err());
+    assert_eq!(bench.space.ledger().totals().quarantined_bytes, 4096);
+    // Its address is not handed out again.
+    let other = bench.map(2, 4096);
+    assert_ne!(other.iova().0, bench.function.mapped()[0].0);
+}

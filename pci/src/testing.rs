@@ -83,7 +83,7 @@ impl FakeFunction {
         self.state().map_calls
     }
 
-    /// Makes the next map call fail.
+    /// Makes the next map call fail; with ETIMEDOUT it maps, and nobody says so.
     pub fn fail_next_map(&self, errno: Errno) {
         self.state().map_errors.push_back(errno);
     }
@@ -212,6 +212,15 @@ impl Transport for FakeFunction {
             Some(Errno::EEXIST) => return Err(MapError::Exists { device, iova, len }),
             Some(Errno::ENOSPC) => return Err(MapError::TooMany { device }),
             Some(Errno::ENOMEM) => return Err(MapError::Locked { device, len }),
+            Some(Errno::ETIMEDOUT) => {
+                state.maps.insert(iova.0, len);
+                return Err(MapError::Unanswered {
+                    device,
+                    iova,
+                    len,
+                    source: Errno::ETIMEDOUT.into(),
+                });
+            }
             Some(other) => {
                 return Err(MapError::Failed {
                     device,

@@ -5,8 +5,10 @@
 //! here, `tests/t2.rs` in guests under QEMU.
 
 pub mod cases;
+pub mod faults;
 pub mod fixture;
 pub mod kernel;
 mod net;
 pub mod plan;
 pub mod report;
+pub mod tool;

@@ -3,72 +3,117 @@
 use std::fmt;
 
 use crate::cases::{CASES, Case, Needs};
+use crate::kernel::{self, Abilities, Machine};
 
-/// A machine of the QEMU tier, by the names that `cargo xtask vm list` shows.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Machine {
-    /// The guest kernel: small or debian.
-    pub kernel: &'static str,
-    /// The topology.
-    pub topology: &'static str,
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.kernel, self.topology)
-    }
-}
-
-/// The cases of one machine.
+/// A guest of the QEMU tier and the cases that run in it. It boots once.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The machine.
-    pub machine: Machine,
-    /// The ways to its IOMMU that each case takes.
+    /// The guest kernel: small or debian.
+    pub kernel: &'static str,
+    /// The topology, by the name that `cargo xtask vm list` shows.
+    pub topology: &'static str,
+    /// The kernel cases of this machine run too.
+    pub machine: Option<Machine>,
+    /// The ways to the IOMMU that each case of the suite takes.
     pub iommu: &'static [&'static str],
-    /// What its devices offer.
+    /// What the devices offer to cases of the suite.
     pub offers: &'static [Needs],
 }
 
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kernel, self.topology)?;
+        self.words().map_or(Ok(()), |words| write!(f, "/{words}"))
+    }
+}
+
 impl Plan {
-    /// The cases that its devices can run.
+    /// The suite's cases that its devices can run.
     pub fn cases(&self) -> impl Iterator<Item = &'static Case> {
         let offers = self.offers;
         CASES
             .iter()
             .filter(move |case| offers.contains(&case.needs))
     }
+
+    /// Whether the tool's main job runs here: where a device can loop back.
+    #[must_use]
+    pub fn runs_tool(&self) -> bool {
+        self.offers.contains(&Needs::Loopback)
+    }
+
+    /// The names of the kernel cases that its machine and its kernel can run.
+    #[must_use]
+    pub fn kernel_cases(&self) -> Vec<String> {
+        let abilities = match self.kernel {
+            "small" => Abilities::SMALL,
+            _ => Abilities::DEBIAN,
+        };
+        let cases = kernel::CASES
+            .iter()
+            .filter(|case| Some(case.machine) == self.machine);
+        cases.flat_map(|case| case.names(abilities)).collect()
+    }
+
+    /// A word that its kernel's command line needs.
+    #[must_use]
+    pub fn words(&self) -> Option<&'static str> {
+        self.machine.and_then(Machine::words)
+    }
 }
 
-const fn machine(kernel: &'static str, topology: &'static str) -> Machine {
-    Machine { kernel, topology }
+const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
+    Plan {
+        kernel,
+        topology: machine.topology(),
+        machine: Some(machine),
+        iommu: &[],
+        offers: &[],
+    }
 }
+
+const BOTH: &[&str] = &["container", "iommufd"];
+const CONTAINER: &[&str] = &["container"];
+const DEVICE: &[Needs] = &[Needs::Loopback, Needs::KernelVfio];
 
 /// Everything that the QEMU tier runs.
 pub const PLANS: &[Plan] = &[
     Plan {
-        machine: machine("small", "two-igb"),
-        iommu: &["container", "iommufd"],
-        offers: &[Needs::Loopback, Needs::KernelVfio],
+        kernel: "small",
+        topology: "two-igb",
+        machine: Some(Machine::TwoIgb),
+        iommu: BOTH,
+        offers: DEVICE,
     },
     Plan {
-        machine: machine("debian", "two-igb"),
-        iommu: &["container"],
-        offers: &[Needs::Loopback, Needs::KernelVfio],
+        kernel: "debian",
+        topology: "two-igb",
+        machine: Some(Machine::TwoIgb),
+        iommu: CONTAINER,
+        offers: DEVICE,
     },
     Plan {
-        machine: machine("small", "aw39"),
-        iommu: &["container", "iommufd"],
-        offers: &[Needs::Loopback],
-    },
-    Plan {
-        machine: machine("small", "igb-kernel-nic"),
+        kernel: "small",
+        topology: "igb-kernel-nic",
+        machine: None,
         iommu: &["iommufd"],
         offers: &[Needs::KernelPeer],
     },
     Plan {
-        machine: machine("debian", "igb-kernel-nic"),
-        iommu: &["container"],
+        kernel: "debian",
+        topology: "igb-kernel-nic",
+        machine: None,
+        iommu: CONTAINER,
         offers: &[Needs::KernelPeer],
     },
+    Plan {
+        kernel: "small",
+        topology: "aw39",
+        machine: Some(Machine::Narrow),
+        iommu: BOTH,
+        offers: &[],
+    },
+    kernel_only("small", Machine::SharedGroup),
+    kernel_only("small", Machine::NoIommu),
+    kernel_only("small", Machine::NoRemapping),
 ];

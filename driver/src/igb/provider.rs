@@ -62,7 +62,9 @@ const DRAIN: Duration = Duration::from_millis(200);
 /// How long writes that were under way may take to land.
 const SETTLE: Duration = Duration::from_micros(100);
 const POLL: Duration = Duration::from_micros(20);
-/// How long autonegotiation may take before loopback is forced.
+/// How long a PHY that loops back may take to raise the link.
+const LOOPBACK_LINK: Duration = Duration::from_millis(200);
+/// How long autonegotiation may take.
 const AUTONEG: Duration = Duration::from_millis(1500);
 
 /// Drives one function of the family.
@@ -196,13 +198,20 @@ impl Igb {
             (ctrl | Control::SLU) - Control::FRCSPD - Control::FRCDPLX - Control::RST
         });
         let restart = PhyControl::AUTONEG | PhyControl::RESTART_AUTONEG;
-        self.write_phy(phy::CONTROL, restart.bits())?;
         if !loopback {
-            return Ok(());
+            return self.write_phy(phy::CONTROL, restart.bits());
         }
-        // Some models raise the link by autonegotiation only; silicon without a cable never does,
-        // and needs it forced.
-        self.wait_link(AUTONEG);
+        if self.force_loopback(LOOPBACK_LINK).is_err() {
+            // Some models raise the link by autonegotiation only; silicon without a cable never does.
+            self.write_phy(phy::CONTROL, restart.bits())?;
+            self.wait_link(AUTONEG);
+            self.force_loopback(AUTONEG)?;
+        }
+        Ok(())
+    }
+
+    /// The PHY as the other end of the link, at a forced speed; waits until the link is up.
+    fn force_loopback(&self, deadline: Duration) -> Result<(), ProviderError> {
         let forced = PhyControl::LOOPBACK | PhyControl::SPEED_1000 | PhyControl::FULL_DUPLEX;
         self.write_phy(phy::CONTROL, forced.bits())?;
         self.registers.update(reg::CTRL, |ctrl| {
@@ -219,7 +228,7 @@ impl Igb {
             .wait(
                 &*self.clock,
                 reg::STATUS,
-                AUTONEG,
+                deadline,
                 Duration::from_millis(1),
                 up,
             )

@@ -58,6 +58,8 @@ pub fn open(
     iommu: Iommu,
     ours: &[Address],
 ) -> Result<Arc<dyn Transport>, OpenError> {
+    // What is wrong with the function is said before what is wrong with the machine.
+    sysfs.preflight(address, ours)?;
     let iommufd = match iommu {
         Iommu::Auto => sysfs.has_iommufd(address),
         Iommu::Container => false,

@@ -1,0 +1,194 @@
+//! Devices that misbehave: what the driver makes of them today.
+
+use std::time::{Duration, Instant};
+
+use failstop::device::{Device, DeviceError};
+use failstop::name::DeviceName;
+use failstop::port::{Port, PortConfig};
+use failstop::provider::ProviderError;
+use failstop::queues::lifecycle::Cause;
+use failstop_emulator::{Emulator, Options, Running};
+use libtest_mimic::{Failed, Trial};
+
+use crate::fixture::{Fixture, Outcome, ensure, ensure_eq, self_addressed, send};
+
+/// A case with an emulator of its own, which it makes misbehave.
+type FaultCase = fn(&Fixture, &mut Running) -> Outcome;
+
+const CASES: &[(&str, FaultCase)] = &[
+    (
+        "c1_a_receive_queue_that_does_not_stop_frees_nothing",
+        receive_queue_stuck,
+    ),
+    (
+        "c1_a_send_queue_that_does_not_stop_frees_nothing",
+        send_queue_stuck,
+    ),
+    ("c32_all_zero_is_no_acknowledgement", gone_reads_zero),
+    ("c32_all_ones_is_no_acknowledgement", gone_reads_ones),
+    (
+        "a_device_that_reads_all_ones_is_not_opened",
+        all_ones_at_open,
+    ),
+    (
+        "a_device_that_reads_all_zero_is_not_opened",
+        all_zero_at_open,
+    ),
+    (
+        "c20_a_reset_ends_what_a_queue_that_does_not_stop_does",
+        reset_ends_it,
+    ),
+    ("a_server_that_dies_leaves_the_process_alive", server_dies),
+    (
+        "a_server_that_answers_errors_is_not_believed",
+        server_errors,
+    ),
+];
+
+/// The cases, as tests.
+pub fn trials() -> Vec<Trial> {
+    let trial = |&(name, case): &(&str, FaultCase)| {
+        Trial::test(format!("fault/{name}"), move || {
+            let mut emulator = Emulator::on_threads(&Options::default())?;
+            let device = DeviceName::VfioUser(emulator.socket_path());
+            case(
+                &Fixture {
+                    device,
+                    iommu: Default::default(),
+                },
+                &mut emulator,
+            )
+        })
+    };
+    CASES.iter().map(trial).collect()
+}
+
+/// What is left when one queue's memory, and the frames in it, stay in quarantine.
+fn ensure_quarantined(device: Device, why: fn(&Cause) -> bool) -> Outcome {
+    let report = device.close()?;
+    let cause = report.broken.ok_or("the device is not broken")?;
+    ensure(why(&cause), || {
+        format!("broken for another reason: {cause}")
+    })?;
+    ensure_eq(report.totals.live_bytes, 0, "live bytes")?;
+    ensure(report.totals.quarantined_mappings >= 2, || {
+        format!("{:?}", report.left)
+    })?;
+    let kinds: Vec<_> = report.left.iter().map(|line| line.owner.kind).collect();
+    ensure(kinds.contains(&"MR"), || {
+        format!("the frames' memory was released: {kinds:?}")
+    })?;
+    let c = report.completions;
+    ensure_eq(
+        c.posted,
+        c.success + c.error + c.flushed,
+        "posted = success + error + flushed",
+    )
+}
+
+fn receive_queue_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    send(&mut port, &self_addressed(&device, 60, 1))?;
+    emulator.fault("rxq-stuck")?;
+    drop(port);
+    ensure_quarantined(device, |cause| matches!(cause, Cause::StopFailed { .. }))?;
+    let stats = emulator.stats()?;
+    ensure_eq(
+        stats.stray.total(),
+        0,
+        "accesses to memory that was released",
+    )
+}
+
+fn send_queue_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    emulator.fault("txq-stuck")?;
+    drop(port);
+    ensure_quarantined(device, |cause| matches!(cause, Cause::StopFailed { .. }))
+}
+
+fn gone_reads_zero(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    emulator.fault("gone-zero")?;
+    drop(port);
+    ensure_quarantined(device, |cause| matches!(cause, Cause::Gone { .. }))
+}
+
+fn gone_reads_ones(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    emulator.fault("gone")?;
+    drop(port);
+    ensure_quarantined(device, |cause| matches!(cause, Cause::Gone { .. }))
+}
+
+fn refused_as_gone(fixture: &Fixture) -> Outcome {
+    match Device::open(fixture.transport()?, &Default::default()) {
+        Err(DeviceError::Gone { .. } | DeviceError::Provider(ProviderError::Gone { .. })) => Ok(()),
+        Err(DeviceError::Command(error)) => {
+            ensure(error.to_string().contains("no live function"), || {
+                error.to_string()
+            })
+        }
+        Err(other) => Err(format!("refused for another reason: {other}").into()),
+        Ok(_) => Err("opened a device that is not there".into()),
+    }
+}
+
+fn all_ones_at_open(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    emulator.fault("gone")?;
+    refused_as_gone(fixture)
+}
+
+fn all_zero_at_open(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    emulator.fault("gone-zero")?;
+    refused_as_gone(fixture)
+}
+
+fn reset_ends_it(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    send(&mut port, &self_addressed(&device, 60, 1))?;
+    emulator.fault("rxq-stuck")?;
+    drop(port);
+    device.transport().reset()?;
+    let before = emulator.stats()?;
+    std::thread::sleep(Duration::from_millis(50));
+    let after = emulator.stats()?;
+    ensure_eq(after.dma, before.dma, "DMA after a reset")?;
+    ensure_eq(after.queues, (0, 0), "queues that run after a reset")?;
+    drop(device);
+    Ok(())
+}
+
+fn server_dies(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    send(&mut port, &self_addressed(&device, 60, 1))?;
+    emulator.fault("server-dies")?;
+    let mut frames = port.take_frames(1).ok_or("no frame")?;
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        port.rx_burst(&mut frames);
+        port.tx_burst(&mut frames);
+    }
+    drop(frames);
+    drop(port);
+    ensure_quarantined(device, |cause| matches!(cause, Cause::Gone { .. }))
+}
+
+fn server_errors(fixture: &Fixture, emulator: &mut Running) -> Result<(), Failed> {
+    let device = fixture.open()?;
+    let port = Port::open(&device, &PortConfig::default())?;
+    emulator.fault("server-error")?;
+    drop(port);
+    let report = device.close()?;
+    ensure(report.broken.is_some(), || "errors went unnoticed".into())?;
+    ensure(report.totals.quarantined_bytes > 0, || {
+        "memory was released on an error".into()
+    })?;
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! The tool, as a person runs it: clean runs, bad input, signals.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Failed, Trial};
+
+use crate::fixture::{Outcome, ensure, ensure_eq};
+use crate::report::{self, Report};
+
+/// A case, by name.
+type ToolCase = (&'static str, fn() -> Outcome);
+
+const CASES: &[ToolCase] = &[
+    ("run_ends_with_clean_accounts", clean_run),
+    ("run_says_what_the_ledger_says", run_in_words),
+    (
+        "run_with_large_frames_ends_with_clean_accounts",
+        large_frames,
+    ),
+    ("ctrl_c_ends_in_an_orderly_close", interrupted),
+    ("sigterm_ends_in_an_orderly_close", terminated),
+    ("memory_left_in_quarantine_is_exit_code_4", quarantined),
+    ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
+    ("a_device_that_does_not_exist_is_named", no_such_device),
+    ("a_function_that_does_not_exist_is_named", no_such_function),
+    ("a_socket_that_does_not_exist_is_named", no_such_socket),
+    ("a_file_that_is_no_server_is_named", not_a_server),
+    ("a_server_that_never_answers_is_given_up", silent_server),
+    ("a_server_that_dies_in_mid_message_is_named", dying_server),
+    ("the_emulator_does_not_outlive_the_tool", no_orphans),
+];
+
+/// The cases, as tests.
+pub fn trials() -> Vec<Trial> {
+    CASES
+        .iter()
+        .map(|&(name, case)| Trial::test(format!("tool/{name}"), case))
+        .collect()
+}
+
+/// The tool's executable: built by whoever runs these tests, next to them.
+fn tool() -> Result<PathBuf, Failed> {
+    let test = std::env::current_exe()?;
+    // target/PROFILE/deps/t1-HASH
+    let folder = test
+        .parent()
+        .and_then(|deps| deps.parent())
+        .ok_or("no target folder")?;
+    let tool = folder.join("failstop");
+    if tool.exists() {
+        return Ok(tool);
+    }
+    Err(format!(
+        "{} does not exist: cargo build -p failstop-cli",
+        tool.display()
+    )
+    .into())
+}
+
+fn failstop(arguments: &[&str]) -> Result<Output, Failed> {
+    Ok(Command::new(tool()?)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()?)
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}[{}]",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+        output.status
+    )
+}
+
+/// Runs the tool, which must end with `code` and say every one of `parts`.
+fn fails_with(arguments: &[&str], code: i32, parts: &[&str]) -> Outcome {
+    let output = failstop(arguments)?;
+    let said = text(&output);
+    ensure_eq(output.status.code(), Some(code), &said)?;
+    for part in parts {
+        ensure(said.contains(part), || {
+            format!("does not say `{part}`: {said}")
+        })?;
+    }
+    ensure(!said.contains("panicked"), || said.clone())
+}
+
+fn clean(arguments: &[&str]) -> Result<Report, Failed> {
+    let output = failstop(arguments)?;
+    ensure_eq(output.status.code(), Some(0), &text(&output))?;
+    Ok(report::check_clean(&String::from_utf8_lossy(
+        &output.stdout,
+    ))?)
+}
+
+fn clean_run() -> Outcome {
+    let report = clean(&["run", "--seconds", "1", "--json"])?;
+    ensure_eq(report.device.as_str(), "emu:82576", "device")?;
+    ensure_eq(report.provider.as_str(), "igb", "provider")?;
+    ensure_eq(report.transport.as_str(), "vfio-user", "transport")?;
+    ensure_eq(report.stray_dma, Some(0), "stray DMA")?;
+    ensure_eq(report.rx_bytes, report.rx_packets * 60, "bytes")
+}
+
+fn run_in_words() -> Outcome {
+    let output = failstop(&["run", "--seconds", "0.2"])?;
+    let said = text(&output);
+    for part in [
+        "before:",
+        "receive queue gone",
+        "memory region gone",
+        "after: 0 bytes live, 0 bytes quarantined",
+    ] {
+        ensure(said.contains(part), || {
+            format!("does not say `{part}`: {said}")
+        })?;
+    }
+    Ok(())
+}
+
+fn large_frames() -> Outcome {
+    let report = clean(&["run", "--seconds", "0.5", "--size", "9000", "--json"])?;
+    ensure_eq(report.rx_bytes, report.rx_packets * 9000, "bytes")
+}
+
+fn ended_by(signal: nix::sys::signal::Signal) -> Outcome {
+    let mut child = Command::new(tool()?)
+        .args(["run", "--seconds", "600"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+    // The port is there; frames follow at once.
+    let began = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("before:")));
+    std::thread::sleep(Duration::from_millis(500));
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    nix::sys::signal::kill(pid, signal)?;
+    let rest: Vec<String> = lines.collect::<Result<_, _>>()?;
+    let status = child.wait()?;
+    let said = rest.join("\n");
+    ensure(began.is_some(), || format!("no port was opened: {said}"))?;
+    ensure_eq(status.code(), Some(0), &said)?;
+    ensure(
+        said.contains("after: 0 bytes live, 0 bytes quarantined"),
+        || said.clone(),
+    )?;
+    ensure(!said.contains("sent 0 frames"), || said.clone())
+}
+
+fn interrupted() -> Outcome {
+    ended_by(nix::sys::signal::Signal::SIGINT)
+}
+
+fn terminated() -> Outcome {
+    ended_by(nix::sys::signal::Signal::SIGTERM)
+}
+
+fn quarantined() -> Outcome {
+    let device = "emu:82576,fault=rxq-stuck";
+    let output = failstop(&["run", device, "--seconds", "0.5", "--json"])?;
+    ensure_eq(output.status.code(), Some(4), &text(&output))?;
+    let report: Report = serde_json::from_slice(&output.stdout)?;
+    ensure_eq(report.exit, 4, "exit in the report")?;
+    ensure(report.ledger.quarantined_bytes > 0, || text(&output))?;
+    let c = &report.completions;
+    ensure_eq(
+        c.posted,
+        c.success + c.error + c.flushed,
+        "posted = success + error + flushed",
+    )?;
+    ensure_eq(report.stray_dma, Some(0), "stray DMA")
+}
+
+fn nonsense() -> Outcome {
+    fails_with(&["run", "eth0"], 2, &["0000:01:00.0", "emu:82576"])?;
+    fails_with(&["run", "emu:rtl8139"], 2, &["emu:82576"])?;
+    fails_with(
+        &["run", "emu:82576,fault=no-such-fault"],
+        2,
+        &["no-such-fault"],
+    )?;
+    fails_with(&["run", "--seconds", "forever"], 2, &["forever"])?;
+    fails_with(&["run", "--seconds", "-1"], 2, &[])?;
+    fails_with(&["run", "--size", "1"], 2, &["60"])?;
+    fails_with(&["run", "--iommu", "magic"], 2, &["container"])?;
+    fails_with(&["bind", "--", "-1"], 2, &[])?;
+    fails_with(&[], 2, &["run"])
+}
+
+fn no_such_device() -> Outcome {
+    fails_with(&["info", "ffff:ff:1f.7"], 3, &["ffff:ff:1f.7"])?;
+    fails_with(&["bind", "ffff:ff:1f.7"], 3, &["ffff:ff:1f.7"])
+}
+
+fn no_such_function() -> Outcome {
+    fails_with(&["run", "ffff:ff:1f.7"], 3, &["ffff:ff:1f.7"])
+}
+
+fn no_such_socket() -> Outcome {
+    fails_with(
+        &["run", "vfio-user:/nonexistent/socket"],
+        3,
+        &["/nonexistent/socket"],
+    )
+}
+
+fn not_a_server() -> Outcome {
+    fails_with(&["run", "vfio-user:/dev/null"], 3, &["/dev/null"])
+}
+
+fn silent_server() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("silent");
+    // Connections are taken by the kernel, and nobody answers.
+    let _listener = UnixListener::bind(&path)?;
+    let name = format!("vfio-user:{}", path.display());
+    let start = Instant::now();
+    fails_with(&["run", &name], 3, &["silent"])?;
+    ensure(start.elapsed() < Duration::from_secs(30), || {
+        "gave up too late".into()
+    })
+}
+
+fn dying_server() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("dying");
+    let listener = UnixListener::bind(&path)?;
+    let server = std::thread::spawn(move || -> std::io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        let mut hello = [0; 16];
+        stream.read_exact(&mut hello)?;
+        // Half a header.
+        stream.write_all(&hello[..7])
+    });
+    let name = format!("vfio-user:{}", path.display());
+    fails_with(&["run", &name], 3, &["dying"])?;
+    Ok(server.join().map_err(|_| "the server panicked")??)
+}
+
+fn no_orphans() -> Outcome {
+    let mut child = Command::new(tool()?)
+        .args(["run", "--seconds", "600"])
+        .stdout(Stdio::null())
+        .spawn()?;
+    std::thread::sleep(Duration::from_millis(1000));
+    let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()));
+    let emulator: u32 = children()?
+        .split_whitespace()
+        .next()
+        .ok_or("no emulator was started")?
+        .parse()?;
+    child.kill()?;
+    child.wait()?;
+    let end = Instant::now() + Duration::from_secs(10);
+    let stat = format!("/proc/{emulator}/stat");
+    while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+        ensure(Instant::now() < end, || {
+            format!("process {emulator} lives on")
+        })?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
