@@ -1,7 +1,11 @@
 //! The model as a driver sees it, in a world of plain memory.
 
-use failstop::igb::bits::{SplitReceive, Thresholds};
+use failstop::igb::bits::{
+    EepromControl, EepromRead, Mdi, ReceiveControl, ReceiveQueueControl, SplitReceive, Status,
+    Thresholds, TransmitControl, TransmitQueueControl,
+};
 use failstop::igb::descriptors::{RxDone, RxRead, TxData, TxDone};
+use failstop::igb::phy::CONTROL;
 use failstop::igb::registers::*;
 use failstop_pci::register::{Reg, Value};
 

@@ -21,6 +21,9 @@ const MESSAGES: usize = 64;
 /// Frames taken from the wire before messages get their turn.
 const FRAMES: usize = 256;
 
+/// How soon frames that wait for room at a datagram socket are tried again.
+const RETRY: Duration = Duration::from_millis(1);
+
 /// What the control socket asks of a port.
 #[derive(Debug)]
 pub enum Request {
@@ -272,7 +275,8 @@ impl Port {
     fn wait(&mut self) -> io::Result<()> {
         let now = self.service.world.now();
         let event = self.service.device.next_event(now);
-        let until = [event, self.not_before].into_iter().flatten().min();
+        let retry = self.service.world.wire.flush().then_some(now + RETRY);
+        let until = [event, self.not_before, retry].into_iter().flatten().min();
         let timeout = until.map(|until| {
             // A moment that has come is no reason to spin: the round that led here has seen it.
             let left = until.saturating_sub(now).max(Duration::from_micros(50));

@@ -1,6 +1,7 @@
 //! What is on the other end of the cable: nothing, a port in the same process, or a Unix datagram
 //! socket as QEMU's `-netdev dgram` speaks. Nobody waits for anybody: a frame that finds no room is
-//! lost and counted, as on Ethernet.
+//! lost and counted, as on Ethernet. The kernel lets a datagram socket hold some ten frames, fewer
+//! than one segmented packet makes, so frames wait here for room there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,6 +14,8 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Frames under way to a port.
 const QUEUE: usize = 1024;
+/// Frames that wait for room at a datagram socket.
+const WAITING: usize = 512;
 /// The longest frame that a datagram is taken for, in bytes.
 const LONGEST: usize = 16 << 10;
 
@@ -70,6 +73,7 @@ enum End {
         local: PathBuf,
         remote: PathBuf,
         scratch: Vec<u8>,
+        waiting: VecDeque<Vec<u8>>,
     },
 }
 
@@ -126,6 +130,7 @@ impl Wire {
                 local: local.to_owned(),
                 remote: remote.to_owned(),
                 scratch: vec![0; LONGEST],
+                waiting: VecDeque::new(),
             },
             dropped: 0,
         })
@@ -150,12 +155,41 @@ impl Wire {
 
     /// Sends a frame.
     pub fn send(&mut self, frame: &[u8]) {
-        let sent = match &self.end {
+        let sent = match &mut self.end {
             End::Nothing => false,
             End::Port { to, .. } => to.push(frame),
-            End::Datagram { socket, remote, .. } => socket.send_to(frame, remote).is_ok(),
+            End::Datagram { waiting, .. } if waiting.len() >= WAITING => false,
+            End::Datagram { waiting, .. } => {
+                waiting.push_back(frame.to_vec());
+                true
+            }
         };
         self.dropped += u64::from(!sent);
+        self.flush();
+    }
+
+    /// Sends frames that wait for room, as far as there is some. True when some still wait: nothing
+    /// tells when there is room, so this is called again after a while.
+    pub fn flush(&mut self) -> bool {
+        let End::Datagram {
+            socket,
+            remote,
+            waiting,
+            ..
+        } = &mut self.end
+        else {
+            return false;
+        };
+        while let Some(frame) = waiting.front() {
+            match socket.send_to(frame, remote.as_path()) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                // Nobody is there.
+                Err(_) => self.dropped += 1,
+            }
+            waiting.pop_front();
+        }
+        false
     }
 
     /// The next frame that came in, if one did.
@@ -213,6 +247,24 @@ mod tests {
             a.send(&[0; 60]);
         }
         assert_eq!(a.dropped(), 1);
+    }
+
+    #[test]
+    fn frames_wait_for_room_at_a_slow_receiver() {
+        let directory = tempfile::tempdir().unwrap();
+        let (left, right) = (directory.path().join("l"), directory.path().join("r"));
+        let mut a = Wire::datagram(&left, &right).unwrap();
+        let mut b = Wire::datagram(&right, &left).unwrap();
+        for n in 0..100 {
+            a.send(&[n; 60]);
+        }
+        let mut received = 0;
+        while let Some(frame) = b.receive() {
+            assert_eq!(frame[0], received);
+            received += 1;
+            a.flush();
+        }
+        assert_eq!((received, a.dropped()), (100, 0));
     }
 
     #[test]
