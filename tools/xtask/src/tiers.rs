@@ -208,6 +208,8 @@ fn checks(tier: &mut Tier) -> Result<()> {
             "clippy",
             "--workspace",
             "--all-targets",
+            "--features",
+            "xtask/guests",
             "--quiet",
             "--",
             "-D",

@@ -322,6 +322,7 @@ APT::Architectures "amd64";
 APT::Install-Recommends "false";
 APT::Sandbox::User "root";
 Acquire::Languages "none";
+APT::Update::Error-Mode "any";
 {acquire}"#
     )
 }
