@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -240,6 +240,11 @@ impl Guest {
     /// When QEMU is gone.
     pub fn qmp(&self) -> Result<Qmp> {
         Qmp::connect(&self.folder.path().join("qmp"))
+    }
+
+    /// The guest's folder on the host: its sockets and logs. It goes with the guest.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// What came out of the serial console so far.
@@ -515,13 +520,5 @@ impl Drop for Keeper {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-/// A path of a guest's folder, for host-side helpers that need a place next to it.
-impl Guest {
-    /// The guest's folder on the host: its sockets and logs. It goes with the guest.
-    pub fn folder(&self) -> PathBuf {
-        self.folder.path().to_path_buf()
     }
 }
