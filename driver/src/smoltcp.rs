@@ -148,11 +148,8 @@ impl PortDevice {
         if self.incoming.is_ready() || self.port.rq().is_ready() {
             return Ok(true);
         }
-        let delay = if left > 0 {
-            Some(delay.map_or(RING_FULL, |delay| delay.min(RING_FULL)))
-        } else {
-            delay
-        };
+        // Whatever the stack is to do next waits for the ring too.
+        let delay = if left > 0 { Some(RING_FULL) } else { delay };
         if delay == Some(Duration::ZERO) {
             return Ok(false);
         }
