@@ -22,7 +22,7 @@ pub struct TooLong {
 
 /// One buffer of DMA memory. Whoever has it owns its bytes, as far as a device that misbehaves
 /// lets them: contents are read by copies, by volatile words and by fixed-size header views, never
-/// as a slice [R8].
+/// as a slice (R8).
 ///
 /// Dropped, it goes home to its region.
 ///

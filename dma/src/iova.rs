@@ -22,7 +22,7 @@ pub struct NoSpace {
 }
 
 /// Hands out IOVAs in a circle, with an unmapped guard page after each stretch, inside a window
-/// [R2].
+/// (R2).
 ///
 /// In a circle, so that a late access to a stretch that was given back meets nothing for as long
 /// as possible. In a window (the larger of 4 GiB and eight times the peak), because the kernel

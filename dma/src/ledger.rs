@@ -1,4 +1,4 @@
-//! The ledger: every range that the device can reach, whose it is, and in which state [R2].
+//! The ledger: every range that the device can reach, whose it is, and in which state (R2).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -91,7 +91,7 @@ pub enum Refused {
         /// Its state.
         state: State,
     },
-    /// The device is broken: no new mapping begins [R2].
+    /// The device is broken: no new mapping begins (R2).
     #[error("the device is broken: nothing is mapped any more")]
     Closed,
 }
@@ -223,7 +223,7 @@ impl Ledger {
         self.inner().entries.contains_key(&iova.0)
     }
 
-    /// No new entry is taken from now on [R2].
+    /// No new entry is taken from now on (R2).
     pub fn close(&self) {
         self.inner().closed = true;
     }

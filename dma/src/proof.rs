@@ -1,4 +1,4 @@
-//! The grounds on which memory may be released [R3].
+//! The grounds on which memory may be released (R3).
 //!
 //! There is no proof without a reading: an [`Acknowledged`] consumes what `pci` makes only by
 //! reading a register of a living function, and an [`Unreferenced`] is made only by a region that
@@ -29,7 +29,7 @@ impl fmt::Display for ObjectId {
 }
 
 /// The device said, as its provider's documented stop sequence asks for, that it let go of one
-/// object [R3.1].
+/// object (R3.1).
 #[must_use]
 #[derive(Debug)]
 pub struct Acknowledged {
@@ -52,7 +52,7 @@ impl Acknowledged {
 }
 
 /// No queue of the device holds an address of this object's memory, and none can again: every
-/// ring that ever did was given back on a proof of its own [R3.3].
+/// ring that ever did was given back on a proof of its own (R3.3).
 #[must_use]
 #[derive(Debug)]
 pub struct Unreferenced {
@@ -76,9 +76,9 @@ pub struct ReleaseProof {
 /// Which ground a proof stands on, for reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ground {
-    /// The device acknowledged the stop [R3.1].
+    /// The device acknowledged the stop (R3.1).
     Acknowledged,
-    /// The device never knew the range by itself, and no queue holds it any more [R3.3].
+    /// The device never knew the range by itself, and no queue holds it any more (R3.3).
     Unreferenced,
 }
 

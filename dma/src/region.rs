@@ -128,7 +128,7 @@ impl Drop for Shared {
 /// A memory region's mapping and the frames that it is cut into.
 ///
 /// The device learns a frame's address only from a ring that the frame is posted to, so that the
-/// region may be released once no ring holds it [R3.3]. Frames that the caller still holds then
+/// region may be released once no ring holds it (R3.3). Frames that the caller still holds then
 /// keep the pages, not the mapping.
 pub struct FrameRegion {
     mapping: Mapping,

@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    /// Turns bus mastering on: when the first queue's registers are written and read back [R10].
+    /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
     pub(crate) fn master(&self) -> Result<(), DeviceError> {
         let mut on = self
             .mastering

@@ -175,7 +175,7 @@ impl Drop for MrShared {
 }
 
 /// A memory region: DMA memory cut into frames. On a NIC the device learns an address only from a
-/// ring, so that the region is released once every ring that held one was proven stopped [R3.3].
+/// ring, so that the region is released once every ring that held one was proven stopped (R3.3).
 #[derive(Debug)]
 pub struct Mr(Arc<MrShared>);
 
@@ -349,7 +349,7 @@ impl Place {
         }
     }
 
-    /// Whether the queue can still be asked: a broken device is not [R6].
+    /// Whether the queue can still be asked: a broken device is not (R6).
     fn refuse_broken(&self) -> Result<(), Refusal> {
         match self.core.lifecycle().cause() {
             Some(cause) => Err(Refusal::Failed(cause.clone())),

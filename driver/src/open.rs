@@ -63,7 +63,7 @@ impl fmt::Display for IommuChoice {
 }
 
 /// Reaches the device called `name`. `ours` are the functions of its IOMMU group that this process
-/// drives too; any other that is bus master is refused [R1].
+/// drives too; any other that is bus master is refused (R1).
 ///
 /// # Errors
 ///

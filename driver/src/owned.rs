@@ -1,4 +1,4 @@
-//! The two destroys, written once for every kind of object [R5].
+//! The two destroys, written once for every kind of object (R5).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

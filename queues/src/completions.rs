@@ -1,4 +1,4 @@
-//! The accounts of work requests: each that was posted ends in exactly one completion [R7].
+//! The accounts of work requests: each that was posted ends in exactly one completion (R7).
 
 use std::ops::{Add, AddAssign};
 

@@ -4,7 +4,7 @@
 //! frames for full ones and sending swaps full frames for sent ones. Nothing is refilled or
 //! reclaimed by loops, and no burst makes a system call, takes a lock or allocates.
 //!
-//! A device family says what its descriptors look like ([`format`]); what one of them means for the
+//! A device family says what its descriptors look like ([`mod@format`]); what one of them means for the
 //! ring stands here, once: [`receive::Rx`], [`transmit::Tx`].
 #![forbid(unsafe_code)]
 

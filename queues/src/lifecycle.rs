@@ -12,7 +12,7 @@ pub enum Cause {
         /// Which object, and what was read.
         what: String,
     },
-    /// The device wrote a value that cannot be [R8].
+    /// The device wrote a value that cannot be (R8).
     ImpossibleValue {
         /// What it was.
         what: &'static str,
@@ -57,7 +57,7 @@ pub struct Lifecycle {
 
 impl Lifecycle {
     /// Whether the device is broken: one relaxed load, once per burst. What can go stale after it
-    /// is harmless, because a dead generation's window is private memory [R4.3].
+    /// is harmless, because a dead generation's window is private memory (R4.3).
     #[inline(always)]
     #[must_use]
     pub fn is_broken(&self) -> bool {
