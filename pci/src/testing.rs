@@ -24,12 +24,14 @@ pub const BAR_SIZE: u64 = 0x2_0000;
 pub struct FakeFunction {
     id: DeviceId,
     bar: OwnedFd,
+    bar_size: u64,
     expired: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
+    config: Vec<u8>,
     maps: BTreeMap<u64, u64>,
     limits: DmaLimits,
     map_errors: VecDeque<Errno>,
@@ -47,6 +49,7 @@ impl FakeFunction {
         let bar = memfd_create("fake-bar", MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&bar, BAR_SIZE.cast_signed())?;
         let state = State {
+            config: vec![0; crate::config::STANDARD_SIZE],
             maps: BTreeMap::new(),
             limits,
             map_errors: VecDeque::new(),
@@ -56,9 +59,27 @@ impl FakeFunction {
         Ok(Self {
             id: DeviceId::fresh(),
             bar,
+            bar_size: BAR_SIZE,
             expired: AtomicU64::new(0),
             state: Mutex::new(state),
         })
+    }
+
+    /// The same with a BAR 0 of `size` bytes, at most [`BAR_SIZE`].
+    #[must_use]
+    pub fn with_bar_size(mut self, size: u64) -> Self {
+        self.bar_size = size.min(BAR_SIZE);
+        self
+    }
+
+    /// The same with these bytes at the start of its configuration space, whose last written value
+    /// every later read returns.
+    #[must_use]
+    pub fn with_config(self, bytes: &[u8]) -> Self {
+        for (into, byte) in self.state().config.iter_mut().zip(bytes) {
+            *into = *byte;
+        }
+        self
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -133,12 +154,12 @@ impl Transport for FakeFunction {
     }
 
     fn region(&self, index: RegionIndex) -> Region {
-        let size = if index == RegionIndex::Bar(0) {
-            BAR_SIZE
-        } else {
-            0
+        let size = match index {
+            RegionIndex::Bar(0) => self.bar_size,
+            RegionIndex::Config => self.state().config.len() as u64,
+            _ => 0,
         };
-        let mappable = if size > 0 {
+        let mappable = if index == RegionIndex::Bar(0) {
             vec![(0, size)]
         } else {
             Vec::new()
@@ -158,8 +179,16 @@ impl Transport for FakeFunction {
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), AccessError> {
-        self.check(generation, index)?;
         let len = data.len();
+        if index == RegionIndex::Config {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            let state = self.state();
+            let from = state.config.get(start..).and_then(|rest| rest.get(..len));
+            let from = from.ok_or_else(|| self.fail(index, offset, len, Errno::EINVAL))?;
+            data.copy_from_slice(from);
+            return Ok(());
+        }
+        self.check(generation, index)?;
         pread(&self.bar, data, offset.cast_signed())
             .map_err(|e| self.fail(index, offset, len, e))?;
         Ok(())
@@ -172,6 +201,17 @@ impl Transport for FakeFunction {
         offset: u64,
         data: &[u8],
     ) -> Result<(), AccessError> {
+        if index == RegionIndex::Config {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            let mut state = self.state();
+            let into = state
+                .config
+                .get_mut(start..)
+                .and_then(|rest| rest.get_mut(..data.len()));
+            into.ok_or_else(|| self.fail(index, offset, data.len(), Errno::EINVAL))?
+                .copy_from_slice(data);
+            return Ok(());
+        }
         self.check(generation, index)?;
         pwrite(&self.bar, data, offset.cast_signed())
             .map_err(|e| self.fail(index, offset, data.len(), e))?;

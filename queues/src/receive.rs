@@ -96,8 +96,10 @@ impl<F: RxFormat> Rx<F> {
             }
             cursor.acquire();
             if !F::is_clean(word) {
-                if !F::is_error(word) {
-                    wrong = Some("a receive descriptor that is done and reports no whole frame");
+                if word == u64::MAX || !F::is_error(word) {
+                    wrong = Some(
+                        "a receive descriptor that is done and reports neither a whole frame nor an error",
+                    );
                     break;
                 }
                 // The frame in the slot is offered again.
