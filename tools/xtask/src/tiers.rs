@@ -16,7 +16,7 @@ use crate::vm::Setup;
 /// The package whose test targets are the tiers above T0.
 const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
-const TIERS: &[&str] = &["t1", "t2"];
+const TIERS: &[&str] = &["t1", "t2", "t3"];
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -141,6 +141,13 @@ pub fn test(full: bool) -> Result<ExitCode> {
         guests.arg("--test-threads=2");
         tier.some_tests("guests", guests)?;
         suite_tests(tier, "t2", &suite, full, strict)
+    })?);
+    tiers.push(timed(Tier::new("T3"), |tier| {
+        if let Err(error) = Setup::ensure() {
+            tier.cannot(strict, format!("set-up of guests: {error:#}"));
+            return Ok(());
+        }
+        suite_tests(tier, "t3", &suite, full, strict)
     })?);
     Ok(summary(&tiers))
 }
