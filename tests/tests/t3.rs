@@ -15,7 +15,7 @@ use xtask::protocol::Run;
 use xtask::vm::{Boot, Guest, Setup, topologies};
 
 /// How long one step may take in a guest without hardware virtualization.
-const STEP: Duration = Duration::from_secs(180);
+const STEP_LIMIT: Duration = Duration::from_secs(180);
 const LIFETIME: Duration = Duration::from_secs(1200);
 
 /// The emulated function under the kernel's igb, the 82574 in a network of its own, so that traffic
@@ -66,13 +66,16 @@ if [ "$(basename $(readlink $device/driver))" != vfio-pci ]; then
 fi
 "#;
 
+/// What a trial does with the machine.
+type Step = Box<dyn FnOnce(&Machine) -> Result<(), Failed> + Send>;
+
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // All of it happens in one guest.
     arguments.test_threads = Some(1);
     let machine = Arc::new(Machine::default());
     let mut trials = Vec::new();
-    let mut trial = |name: String, run: Box<dyn FnOnce(&Machine) -> Result<(), Failed> + Send>| {
+    let mut trial = |name: String, run: Step| {
         let machine = machine.clone();
         trials.push(Trial::test(name, move || run(&machine)));
     };
@@ -170,7 +173,7 @@ impl Machine {
     /// What the kernel's driver does with the function: found out once, judged by several trials.
     fn kernel_driver(&self) -> Result<String, Failed> {
         let facts = self.kernel_driver.get_or_init(|| {
-            self.run(&Run::shell(KERNEL_DRIVER).timeout(STEP))
+            self.run(&Run::shell(KERNEL_DRIVER).timeout(STEP_LIMIT))
                 .map_err(|failed| failed.message().unwrap_or("it failed").to_owned())
         });
         facts.clone().map_err(Failed::from)
@@ -181,7 +184,7 @@ impl Machine {
         let line = format!("{TAKE}\nfailstop-suite --exact {name}");
         let run = Run::shell(line)
             .env("FAILSTOP_DEVICE", "0000:01:00.0")
-            .timeout(STEP);
+            .timeout(STEP_LIMIT);
         let output = self.run(&run)?;
         // A filter that matches nothing would pass too.
         if output.contains("1 passed") {
