@@ -1,9 +1,11 @@
 //! The tool, as a person runs it: clean runs, bad input, signals.
 
+use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
@@ -42,27 +44,41 @@ pub fn trials() -> Vec<Trial> {
         .collect()
 }
 
-/// The tool's executable: built by whoever runs these tests, next to them.
-fn tool() -> Result<PathBuf, Failed> {
-    let test = std::env::current_exe()?;
-    // target/PROFILE/deps/t1-HASH
-    let folder = test
-        .parent()
-        .and_then(|deps| deps.parent())
-        .ok_or("no target folder")?;
-    let tool = folder.join("failstop");
-    if tool.exists() {
-        return Ok(tool);
+/// The tool's executable, built: it belongs to another package, for which cargo promises no path.
+///
+/// # Errors
+///
+/// What cargo said.
+pub fn path() -> Result<&'static Path, std::io::Error> {
+    static TOOL: Mutex<Option<&'static Path>> = Mutex::new(None);
+    let mut tool = TOOL.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(path) = *tool {
+        return Ok(path);
     }
-    Err(format!(
-        "{} does not exist: cargo build -p failstop-cli",
-        tool.display()
-    )
-    .into())
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // As the tests are built, so that nothing is compiled twice.
+    let output = Command::new(cargo)
+        .args(["build", "--quiet", "--workspace", "--bin", "failstop"])
+        .args(["--profile", "test", "--message-format", "json"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(std::io::Error::other(said));
+    }
+    let path = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| Some(message["executable"].as_str()?.to_owned()))
+        .find(|path| path.ends_with("/failstop"));
+    let path = path.ok_or_else(|| std::io::Error::other("cargo built no failstop"))?;
+    let path: &'static Path = Box::leak(PathBuf::from(path).into_boxed_path());
+    *tool = Some(path);
+    Ok(path)
 }
 
 fn failstop(arguments: &[&str]) -> Result<Output, Failed> {
-    Ok(Command::new(tool()?)
+    Ok(Command::new(path()?)
         .args(arguments)
         .stdin(Stdio::null())
         .output()?)
@@ -129,7 +145,7 @@ fn large_frames() -> Outcome {
 }
 
 fn ended_by(signal: nix::sys::signal::Signal) -> Outcome {
-    let mut child = Command::new(tool()?)
+    let mut child = Command::new(path()?)
         .args(["run", "--seconds", "600"])
         .stdout(Stdio::piped())
         .spawn()?;
@@ -242,7 +258,7 @@ fn dying_server() -> Outcome {
 }
 
 fn no_orphans() -> Outcome {
-    let mut child = Command::new(tool()?)
+    let mut child = Command::new(path()?)
         .args(["run", "--seconds", "600"])
         .stdout(Stdio::null())
         .spawn()?;

@@ -1,10 +1,7 @@
 //! T2: the suite in guests under QEMU, behind real kernel VFIO. Each case is a process of its own
 //! in the guest; each machine boots once, and its kernel's log is judged at the end.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -71,7 +68,7 @@ impl SharedGuest {
         let boot = Boot::new(self.plan.kernel.parse().map_err(words)?, topology)
             .file(env!("CARGO_BIN_EXE_failstop-suite"))
             .and_then(|boot| boot.file(env!("CARGO_BIN_EXE_failstop-kernel-suite")))
-            .and_then(|boot| boot.file(tool()?))
+            .and_then(|boot| boot.file(failstop_tests::tool::path()?))
             .map_err(words)?
             .env("RUST_BACKTRACE", "1")
             .env("FAILSTOP_TOPOLOGY", self.plan.topology)
@@ -163,37 +160,4 @@ fn setup() -> Result<&'static Setup, Failed> {
     static SETUP: OnceLock<Result<Setup, String>> = OnceLock::new();
     let setup = SETUP.get_or_init(|| Setup::ensure().map_err(|error| format!("{error:#}")));
     setup.as_ref().map_err(|error| error.clone().into())
-}
-
-/// The tool, built: it belongs to another package, for which cargo promises no path.
-fn tool() -> anyhow::Result<&'static PathBuf> {
-    static TOOL: OnceLock<PathBuf> = OnceLock::new();
-    if let Some(path) = TOOL.get() {
-        return Ok(path);
-    }
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args([
-            "build",
-            "--quiet",
-            "--package",
-            "failstop-cli",
-            "--profile",
-            "test",
-        ])
-        .args(["--message-format", "json"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()?;
-    anyhow::ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let path = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<BTreeMap<String, serde_json::Value>>(line).ok())
-        .filter_map(|message| Some(message.get("executable")?.as_str()?.to_owned()))
-        .find(|path| path.ends_with("/failstop"));
-    let path = path.ok_or_else(|| anyhow::anyhow!("cargo built no failstop"))?;
-    Ok(TOOL.get_or_init(|| path.into()))
 }

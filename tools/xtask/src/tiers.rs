@@ -16,7 +16,7 @@ use crate::vm::Setup;
 /// The package whose test targets are the tiers above T0.
 const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
-const TIERS: &[&str] = &["t1", "t2", "t3"];
+const TIERS: &[&str] = &["t1", "t2", "t3", "hil"];
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -113,10 +113,10 @@ impl Tier {
 /// When cargo itself cannot be run. Failures of tests are in the exit code and the summary.
 pub fn test(full: bool) -> Result<ExitCode> {
     let strict = std::env::var_os("CI").is_some();
-    let suite = suite_targets()?;
+    let (suite, others) = test_targets()?;
     let mut tiers = vec![
         timed(Tier::new("checks"), checks)?,
-        timed(Tier::new("T0"), |tier| t0(tier, &suite))?,
+        timed(Tier::new("T0"), |tier| t0(tier, &others))?,
     ];
     tiers.push(timed(Tier::new("T1"), |tier| {
         suite_tests(tier, "t1", &suite, full, strict)
@@ -128,10 +128,9 @@ pub fn test(full: bool) -> Result<ExitCode> {
         }
         let guests = [
             "test",
-            "--package",
-            "xtask",
+            "--workspace",
             "--features",
-            "guests",
+            "xtask/guests",
             "--test",
             "guests",
             "--quiet",
@@ -249,46 +248,28 @@ fn checks(tier: &mut Tier) -> Result<()> {
 }
 
 /// Unit tests, integration tests of the libraries, examples in the documentation.
-fn t0(tier: &mut Tier, suite: &[String]) -> Result<()> {
-    let tests = [
+///
+/// Every command selects the whole workspace and then its targets, so that all of them build the
+/// same dependencies with the same features: once.
+fn t0(tier: &mut Tier, others: &[String]) -> Result<()> {
+    let mut tests = cargo(&[
         "test",
         "--workspace",
-        "--exclude",
-        SUITE,
-        "--tests",
-        "--no-fail-fast",
-        "--quiet",
-    ];
-    tier.tests("unit tests", pretty(cargo(&tests)))?;
-    let mut own = cargo(&[
-        "test",
-        "--package",
-        SUITE,
         "--lib",
+        "--bins",
         "--no-fail-fast",
         "--quiet",
     ]);
-    for target in suite
-        .iter()
-        .filter(|target| !TIERS.contains(&target.as_str()))
-    {
-        own.args(["--test", target]);
+    for target in others {
+        tests.args(["--test", target]);
     }
-    tier.tests("the suite's own tests", pretty(own))?;
-    tier.tests(
-        "documentation tests",
-        pretty(cargo(&[
-            "test",
-            "--workspace",
-            "--doc",
-            "--no-fail-fast",
-            "--quiet",
-        ])),
-    )
+    tier.tests("unit tests", pretty(tests))?;
+    let documentation = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]);
+    tier.tests("documentation tests", pretty(documentation))
 }
 
 fn suite_command(target: &str, full: bool) -> Command {
-    let mut command = cargo(&["test", "--package", SUITE, "--test", target]);
+    let mut command = cargo(&["test", "--workspace", "--test", target]);
     if full {
         command.env("FAILSTOP_FULL", "1");
     }
@@ -308,26 +289,36 @@ fn pretty(mut command: Command) -> Command {
 }
 
 /// The test targets of [`SUITE`].
-fn suite_targets() -> Result<Vec<String>> {
+/// The test targets of [`SUITE`], and those of all other packages that need no feature.
+fn test_targets() -> Result<(Vec<String>, Vec<String>)> {
     let output = cargo(&["metadata", "--no-deps", "--format-version", "1"])
         .output()
         .context("cannot run cargo metadata")?;
     let metadata: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("cargo metadata printed no JSON")?;
-    Ok(test_targets(&metadata, SUITE))
+    Ok(split_targets(&metadata, SUITE))
 }
 
-fn test_targets(metadata: &serde_json::Value, package: &str) -> Vec<String> {
-    let packages = metadata["packages"].as_array().into_iter().flatten();
-    let targets = packages
-        .filter(|found| found["name"] == package)
-        .flat_map(|found| found["targets"].as_array());
-    let tests = targets
-        .flatten()
-        .filter(|target| target["kind"][0] == "test");
-    tests
-        .filter_map(|target| target["name"].as_str().map(str::to_owned))
-        .collect()
+fn split_targets(metadata: &serde_json::Value, suite: &str) -> (Vec<String>, Vec<String>) {
+    let (mut ours, mut others) = (Vec::new(), Vec::new());
+    for package in metadata["packages"].as_array().into_iter().flatten() {
+        let targets = package["targets"].as_array().into_iter().flatten();
+        let tests = targets.filter(|target| {
+            let needs = target["required-features"].as_array();
+            target["kind"][0] == "test" && needs.is_none_or(Vec::is_empty)
+        });
+        let names = tests.filter_map(|target| target["name"].as_str().map(str::to_owned));
+        for name in names {
+            // What is no tier of the suite runs with the unit tests.
+            let tier = package["name"] == suite && TIERS.contains(&name.as_str());
+            if tier {
+                ours.push(name)
+            } else {
+                others.push(name)
+            }
+        }
+    }
+    (ours, others)
 }
 
 fn target_is_installed(target: &str) -> bool {
@@ -473,11 +464,20 @@ mod tests {
     }
 
     #[test]
-    fn test_targets_are_those_of_the_package() {
+    fn tiers_are_told_from_what_runs_with_the_unit_tests() {
         let metadata = serde_json::json!({"packages": [
-            {"name": "other", "targets": [{"kind": ["test"], "name": "x"}]},
-            {"name": "suite", "targets": [{"kind": ["lib"], "name": "suite"}, {"kind": ["test"], "name": "t1"}]},
+            {"name": "other", "targets": [
+                {"kind": ["test"], "name": "x"},
+                {"kind": ["test"], "name": "guests", "required-features": ["guests"]},
+            ]},
+            {"name": "suite", "targets": [
+                {"kind": ["lib"], "name": "suite"},
+                {"kind": ["test"], "name": "t1"},
+                {"kind": ["test"], "name": "own"},
+            ]},
         ]});
-        assert_eq!(test_targets(&metadata, "suite"), ["t1"]);
+        let (ours, others) = split_targets(&metadata, "suite");
+        assert_eq!(ours, ["t1"]);
+        assert_eq!(others, ["x", "own"]);
     }
 }
