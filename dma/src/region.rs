@@ -21,14 +21,14 @@ use crate::space::{Mapping, NotReleased};
 /// Bytes that a frame's size is a multiple of: a cache line, so that two frames never share one.
 pub const FRAME_ALIGN: u32 = 64;
 
-/// A frame size that memory cannot be cut by.
+/// Frames that cannot be cut from memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
-    "frames of {frame} bytes cannot be cut from {len:#x} bytes: they are 64 to 65536 bytes, in steps of 64, in at most 4 GiB"
+    "{count} frames of {frame} bytes cannot be had: a region has 1 or more, of 64 to 65536 bytes in steps of 64, and at most 4 GiB in all"
 )]
 pub struct BadFrameSize {
     frame: u32,
-    len: usize,
+    count: u32,
 }
 
 /// What the frames of one region share.
@@ -136,17 +136,22 @@ pub struct FrameRegion {
 }
 
 impl FrameRegion {
-    /// Cuts a mapping into frames of `frame` bytes (a multiple of [`FRAME_ALIGN`], at most 65536).
+    /// Cuts `count` frames of `frame` bytes (a multiple of [`FRAME_ALIGN`], at most 65536) from a
+    /// mapping. What is left of it, as when it was rounded up to a large page, is not used.
     ///
     /// # Errors
     ///
     /// [`BadFrameSize`], with the mapping handed back.
-    pub fn new(mapping: Mapping, frame: u32) -> Result<(Self, Pool), (Mapping, BadFrameSize)> {
+    pub fn new(
+        mapping: Mapping,
+        frame: u32,
+        count: u32,
+    ) -> Result<(Self, Pool), (Mapping, BadFrameSize)> {
         let len = mapping.len();
-        if let Err(refused) = Self::check(len, frame) {
-            return Err((mapping, refused));
+        match Self::check(frame, count) {
+            Ok(bytes) if bytes <= len => {}
+            _ => return Err((mapping, BadFrameSize { frame, count })),
         }
-        let count = len as u32 / frame;
         let memory = mapping.memory().clone();
         let region = Region {
             base: memory.base(),
@@ -169,19 +174,16 @@ impl FrameRegion {
         Ok((Self { mapping, shared }, pool))
     }
 
-    /// Whether `len` bytes can be cut into frames of `frame` bytes: to be asked before they are mapped.
+    /// The bytes that `count` frames of `frame` bytes need: to be asked before they are mapped.
     ///
     /// # Errors
     ///
     /// [`BadFrameSize`].
-    pub fn check(len: usize, frame: u32) -> Result<(), BadFrameSize> {
-        let fits = (FRAME_ALIGN..=1 << 16).contains(&frame)
-            && frame.is_multiple_of(FRAME_ALIGN)
-            && u32::try_from(len).is_ok();
-        if fits {
-            Ok(())
-        } else {
-            Err(BadFrameSize { frame, len })
+    pub fn check(frame: u32, count: u32) -> Result<usize, BadFrameSize> {
+        let fits = (FRAME_ALIGN..=1 << 16).contains(&frame) && frame.is_multiple_of(FRAME_ALIGN);
+        match frame.checked_mul(count) {
+            Some(bytes) if fits && bytes > 0 => Ok(bytes as usize),
+            _ => Err(BadFrameSize { frame, count }),
         }
     }
 

@@ -219,7 +219,7 @@ fn failed_map_leaves_nothing_behind() {
 }
 
 fn region(bench: &Bench, frames: usize) -> (FrameRegion, failstop_dma::region::Pool) {
-    FrameRegion::new(bench.map(10, frames * 2048), 2048).unwrap()
+    FrameRegion::new(bench.map(10, frames * 2048), 2048, frames as u32).unwrap()
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn wrong_ring_sizes_are_refused() {
 fn foreign_frames_and_false_lengths_are_not_exchanged() {
     let bench = Bench::new();
     let (_a, mut pool) = region(&bench, 16);
-    let (_b, mut other) = FrameRegion::new(bench.map(11, 4096), 2048).unwrap();
+    let (_b, mut other) = FrameRegion::new(bench.map(11, 4096), 2048, 2).unwrap();
     let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
     let (mut own, mut foreign) = (pool.take().unwrap(), other.take().unwrap());
     let mut cursor = ring.cursor(0);
@@ -351,4 +351,36 @@ fn a_map_that_nobody_answered_is_quarantined() {
     // Its address is not handed out again.
     let other = bench.map(2, 4096);
     assert_ne!(other.iova().0, bench.function.mapped()[0].0);
+}
+
+#[test]
+fn frames_that_do_not_fit_are_refused_with_their_number() {
+    let bench = Bench::new();
+    for (frame, count) in [
+        (100, 1),
+        (0, 1),
+        (2048, 0),
+        (2048, 3),
+        (1 << 17, 1),
+        (65_536, 65_536),
+    ] {
+        let Err((_, refused)) = FrameRegion::new(bench.map(10, 4096), frame, count) else {
+            panic!()
+        };
+        assert!(
+            refused
+                .to_string()
+                .contains(&format!("{count} frames of {frame} bytes")),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn a_region_has_as_many_frames_as_were_asked_for() {
+    let bench = Bench::new();
+    // The mapping is rounded up to a page, which would hold two.
+    let (region, mut pool) = FrameRegion::new(bench.map(10, 2048), 2048, 1).unwrap();
+    assert_eq!(region.census().total, 1);
+    assert!(pool.take_many(2).is_none());
 }

@@ -215,11 +215,10 @@ impl Owned<Pd> {
             device: core.name(),
             source,
         };
-        let bytes = (frames as usize).saturating_mul(frame_size as usize);
-        FrameRegion::check(bytes, frame_size).map_err(frame)?;
+        let bytes = FrameRegion::check(frame_size, frames).map_err(frame)?;
         let mapping = core.space().map(id, bytes)?;
         let (region, pool) =
-            FrameRegion::new(mapping, frame_size).map_err(|(_, source)| frame(source))?;
+            FrameRegion::new(mapping, frame_size, frames).map_err(|(_, source)| frame(source))?;
         let shared = MrShared {
             region: Some(region),
             pd: self.0.clone(),

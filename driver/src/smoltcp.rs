@@ -363,7 +363,7 @@ mod tests {
         };
         let clock = Arc::new(SystemClock::default());
         let space = AddressSpace::new(function, u64::MAX, clock).unwrap();
-        FrameRegion::new(space.map(owner, 4096).unwrap(), 512).unwrap()
+        FrameRegion::new(space.map(owner, 4096).unwrap(), 512, 8).unwrap()
     }
 
     fn outgoing(pool: &mut Pool, frames: usize) -> Outgoing {

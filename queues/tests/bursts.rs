@@ -87,7 +87,7 @@ impl Bench {
             kind,
         };
         let memory = space.map(object(1, "MR"), 256 * FRAME as usize).unwrap();
-        let (region, mut pool) = FrameRegion::new(memory, FRAME).unwrap();
+        let (region, mut pool) = FrameRegion::new(memory, FRAME, 256).unwrap();
         let mapping = space
             .map(object(2, "RQ"), ExchangeRing::bytes(ENTRIES))
             .unwrap();

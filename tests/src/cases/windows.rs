@@ -102,7 +102,7 @@ pub(super) fn c38_mapping_churn_costs_no_kernel_memory(fixture: &Fixture) -> Out
     let before = pages()?;
     for _ in 0..MAPS {
         let mapping = space.map(owner, 4096)?;
-        let (region, pool) = FrameRegion::new(mapping, 2048).map_err(|(_, error)| error)?;
+        let (region, pool) = FrameRegion::new(mapping, 2048, 2).map_err(|(_, error)| error)?;
         drop(pool);
         region.release()?;
     }
