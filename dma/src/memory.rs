@@ -217,4 +217,14 @@ mod tests {
         assert_eq!(memory.pages(), expected);
         assert_eq!(memory.len(), HUGE);
     }
+
+    #[test]
+    fn c28_a_child_does_not_inherit_it() {
+        let memory = Memory::new(4096).unwrap();
+        let start = format!("{:x}-", memory.base().as_ptr() as usize);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
+    }
 }

@@ -15,6 +15,8 @@ pub enum Needs {
     Loopback,
     /// The same, behind kernel VFIO: a mapped BAR, a real IOMMU.
     KernelVfio,
+    /// The same, on a machine whose settings the case may change: a guest.
+    OwnMachine,
     /// A wire to a NIC under the kernel's own driver, which `FAILSTOP_KERNEL_NIC` names.
     KernelPeer,
 }
@@ -71,6 +73,9 @@ pub const CASES: &[Case] = cases! {
         c33_a_detached_window_reaches_no_register,
         c38_mapping_churn_costs_no_kernel_memory,
         without_bus_mastering_nothing_arrives,
+    }
+    OwnMachine: windows {
+        large_pages_are_used_where_there_are_any,
     }
     KernelPeer: net {
         ping_gets_100_answers,

@@ -14,6 +14,8 @@ fn main() -> std::process::ExitCode {
     let offered = |needs| match needs {
         Needs::Loopback => true,
         Needs::KernelVfio => !emulated,
+        // Only guests of the QEMU tier have a topology.
+        Needs::OwnMachine => std::env::var_os("FAILSTOP_TOPOLOGY").is_some(),
         Needs::KernelPeer => peer && !emulated,
     };
     let trials = CASES

@@ -74,7 +74,7 @@ const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
 
 const BOTH: &[&str] = &["container", "iommufd"];
 const CONTAINER: &[&str] = &["container"];
-const DEVICE: &[Needs] = &[Needs::Loopback, Needs::KernelVfio];
+const DEVICE: &[Needs] = &[Needs::Loopback, Needs::KernelVfio, Needs::OwnMachine];
 
 /// Everything that the QEMU tier runs.
 pub const PLANS: &[Plan] = &[

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use failstop::dma::memory::{HUGE, Pages};
 use failstop::dma::proof::ObjectId;
 use failstop::dma::region::FrameRegion;
 use failstop::dma::space::AddressSpace;
@@ -13,6 +14,8 @@ use failstop::pci::config::{CommandRegister, ConfigSpace, offset};
 use failstop::pci::id::Generation;
 use failstop::pci::window::Window;
 use failstop::port::{Port, PortConfig};
+
+use libtest_mimic::Failed;
 
 use crate::fixture::{Fixture, Outcome, ensure, ensure_eq, self_addressed, send};
 
@@ -130,4 +133,38 @@ pub(super) fn without_bus_mastering_nothing_arrives(fixture: &Fixture) -> Outcom
     drop(port);
     drop(device);
     Ok(())
+}
+
+pub(super) fn large_pages_are_used_where_there_are_any(fixture: &Fixture) -> Outcome {
+    const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+    let transport = fixture.transport()?;
+    let space = AddressSpace::new(
+        transport.clone(),
+        u64::MAX,
+        Arc::new(SystemClock::default()),
+    )?;
+    let owner = ObjectId {
+        device: transport.id(),
+        generation: Generation::FIRST,
+        serial: 1,
+        kind: "MR",
+    };
+    let pages = |reserved: &str| -> Result<Pages, Failed> {
+        fs::write(RESERVED, reserved)?;
+        let mapping = space.map(owner, HUGE)?;
+        let pages = mapping.memory().pages();
+        let aligned = mapping.iova().0.is_multiple_of(HUGE as u64);
+        ensure(aligned || pages == Pages::Base, || {
+            format!("mapped at {}", mapping.iova())
+        })?;
+        let (region, pool) = FrameRegion::new(mapping, 2048, 16).map_err(|(_, error)| error)?;
+        drop(pool);
+        region.release()?;
+        Ok(pages)
+    };
+    let before = fs::read_to_string(RESERVED)?;
+    let (with, without) = (pages("4"), pages("0"));
+    fs::write(RESERVED, before.trim())?;
+    ensure_eq(with?, Pages::Huge, "pages with four in reserve")?;
+    ensure_eq(without?, Pages::Base, "pages with none in reserve")
 }
