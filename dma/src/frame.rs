@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem;
 use std::ptr::NonNull;
 
 use thiserror::Error;
@@ -114,11 +115,23 @@ impl Frame {
         self.len = 0;
     }
 
-    /// Sets a length that the caller checked against the capacity.
+    /// Takes the frame's name, which it has no more: whoever has it must give it to another frame.
+    pub(crate) fn into_offset(self) -> u32 {
+        let offset = self.offset;
+        mem::forget(self);
+        offset
+    }
+
+    /// Makes this another frame of its region, of `len` bytes.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a frame of the same region, counted out of it, which nothing else names; the
+    /// caller has taken the former offset; `len` is at most the frame's capacity.
     #[inline(always)]
-    pub(crate) fn set_checked_len(&mut self, len: u32) {
+    pub(crate) unsafe fn rename(&mut self, offset: u32, len: u32) {
         debug_assert!(len <= self.capacity());
-        self.len = len;
+        (self.offset, self.len) = (offset, len);
     }
 
     #[inline(always)]

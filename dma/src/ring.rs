@@ -62,10 +62,11 @@ pub enum RingError {
 /// # Invariants
 ///
 /// `words` is the start of `mask + 1` descriptors in `mapping`'s memory, which `self` holds.
-/// `slots` has `mask + 1` frames of `region`, which lives as long as one of them.
+/// `slots` has the offsets of `mask + 1` frames of `region`, each counted out of it and named by
+/// nothing else, so that the region lives.
 pub struct ExchangeRing {
     words: NonNull<Descriptor>,
-    slots: ManuallyDrop<Box<[Frame]>>,
+    slots: Box<[u32]>,
     mask: u32,
     region: NonNull<Region>,
     mapping: ManuallyDrop<Mapping>,
@@ -138,7 +139,7 @@ impl ExchangeRing {
         }
         Ok(Self {
             words: mapping.memory().base().cast(),
-            slots: ManuallyDrop::new(slots.into_boxed_slice()),
+            slots: slots.into_iter().map(Frame::into_offset).collect(),
             mask: entries - 1,
             region,
             mapping: ManuallyDrop::new(mapping),
@@ -199,7 +200,7 @@ impl ExchangeRing {
         let (iova, frame) = (region.iova, region.frame);
         Cursor {
             words: self.words,
-            slots: NonNull::from(&mut **self.slots).cast(),
+            slots: NonNull::from(&mut *self.slots).cast(),
             mask: self.mask,
             at: index,
             region: self.region,
@@ -221,19 +222,22 @@ impl ExchangeRing {
         }
         // SAFETY: the region lives by the invariant.
         unsafe { self.region.as_ref() }.leave_ring();
+        let slots = mem::take(&mut self.slots);
+        // SAFETY: each is a frame counted out of the region that nothing else names by the
+        // invariant, and `slots` was taken out, so that none is made twice.
+        let frame = |offset| unsafe { Frame::new(self.region, offset) };
+        let frames = slots.into_iter().map(frame).collect();
         // SAFETY: `self` is forgotten below, so nothing is taken twice.
-        let slots = unsafe { ManuallyDrop::take(&mut self.slots) };
-        // SAFETY: as above.
         let mapping = unsafe { ManuallyDrop::take(&mut self.mapping) };
         mem::forget(self);
-        Ok((slots.into_vec(), mapping))
+        Ok((frames, mapping))
     }
 }
 
 impl Drop for ExchangeRing {
     fn drop(&mut self) {
         // Without a proof the device may still write to the frames: they never go home, and their
-        // region stays held by this ring. The slots are leaked; the mapping is quarantined.
+        // region stays held by this ring; the mapping is quarantined.
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.mapping) };
     }
@@ -258,7 +262,7 @@ impl fmt::Debug for ExchangeRing {
 #[derive(Debug)]
 pub struct Cursor<'r> {
     words: NonNull<Descriptor>,
-    slots: NonNull<Frame>,
+    slots: NonNull<u32>,
     mask: u32,
     at: u32,
     region: NonNull<Region>,
@@ -318,6 +322,17 @@ impl Cursor<'_> {
         self.descriptor()[W].store(value.to_le(), Ordering::Relaxed);
     }
 
+    /// Sets one word of the descriptor before this one, which the caller wrote last.
+    #[inline(always)]
+    pub fn store_before<const W: usize>(&mut self, value: u64) {
+        let index = (self.at.wrapping_sub(1) & self.mask) as usize;
+        // SAFETY: the index is masked, so within the ring by the invariant.
+        let at = unsafe { self.words.add(index) };
+        // SAFETY: live by the invariant; atomics promise nothing of what others store.
+        let descriptor = unsafe { at.as_ref() };
+        descriptor[W].store(value.to_le(), Ordering::Relaxed);
+    }
+
     /// Orders a done bit that was read before what is read afterwards.
     #[inline(always)]
     pub fn acquire(&self) {
@@ -325,7 +340,7 @@ impl Cursor<'_> {
     }
 
     #[inline(always)]
-    fn slot(&mut self) -> &mut Frame {
+    fn slot(&mut self) -> &mut u32 {
         // SAFETY: the index is masked, so within the slots by the invariant.
         let mut at = unsafe { self.slots.add(self.index()) };
         // SAFETY: the ring is borrowed exclusively.
@@ -335,26 +350,22 @@ impl Cursor<'_> {
     /// Where the device finds the frame in the slot.
     #[must_use]
     pub fn slot_iova(&mut self) -> Iova {
-        let offset = self.slot().offset();
+        let offset = *self.slot();
         Iova(self.iova + u64::from(offset))
     }
 
-    /// Puts the caller's frame into the slot and gives the one that was there. Returns where the
-    /// device finds the new one, and its length. None when the frame is of another region, which
-    /// is the caller's error and changes nothing.
+    /// Puts the caller's frame into the slot and gives the one that was there, whose content and
+    /// length mean nothing. Returns where the device finds the new one, and its length. None when
+    /// the frame is of another region, which is the caller's error and changes nothing.
     #[inline(always)]
     #[must_use]
     pub fn exchange(&mut self, frame: &mut Frame) -> Option<(Iova, u32)> {
-        if frame.region() != self.region {
-            return None;
-        }
-        let given = (Iova(self.iova + u64::from(frame.offset())), frame.len());
-        mem::swap(frame, self.slot());
-        Some(given)
+        let len = frame.len();
+        Some((self.swap(frame, len)?, len))
     }
 
-    /// As [`Cursor::exchange`], and gives the frame that was there the length that the device
-    /// reported. A length beyond the limit is the device's error.
+    /// Puts the caller's frame into the slot and gives the one that was there, with the length that
+    /// the device reported. A length beyond the limit is the device's error.
     ///
     /// # Errors
     ///
@@ -364,9 +375,23 @@ impl Cursor<'_> {
         if len > limit.0 {
             return Err(Refusal::Length);
         }
-        let (iova, _) = self.exchange(frame).ok_or(Refusal::Foreign)?;
-        frame.set_checked_len(len);
-        Ok(iova)
+        self.swap(frame, len).ok_or(Refusal::Foreign)
+    }
+
+    /// Both frames are of one region, so that their offsets are all that changes hands. `len` is at
+    /// most a frame's capacity.
+    #[inline(always)]
+    fn swap(&mut self, frame: &mut Frame, len: u32) -> Option<Iova> {
+        if frame.region() != self.region {
+            return None;
+        }
+        let slot = self.slot();
+        let given = *slot;
+        *slot = frame.offset();
+        let iova = Iova(self.iova + u64::from(frame.offset()));
+        // SAFETY: the slot named `given` until the line above put the frame's own offset there.
+        unsafe { frame.rename(given, len) };
+        Some(iova)
     }
 }
 

@@ -22,6 +22,7 @@ pub trait TxFormat: Send + 'static {
     /// The shortest frame that the device takes, in bytes, without the frame check sequence.
     const SHORTEST: u32;
     /// A descriptor that sends `len` bytes at `iova`; with `report` the device says when it is done.
+    /// Only the first word depends on `iova`.
     fn post(iova: Iova, len: u32, report: bool) -> [u64; 2];
     /// Whether the second word says that the device is done with this descriptor and every one
     /// before it.

@@ -83,64 +83,91 @@ impl<F: RxFormat> Rx<F> {
 
     #[inline(never)]
     fn exchange(&mut self, frames: &mut [Frame]) -> usize {
-        let mut left = self.ring.mask();
-        let mut cursor = self.ring.cursor(self.next);
+        let first = self.next;
+        let mut cursor = self.ring.cursor(first);
         let limit = cursor.limit(self.buffer);
-        let mut received = 0;
         let mut bytes = 0;
-        let mut wrong = None;
-        while let Some(frame) = frames.get_mut(received) {
+        let mut odd = false;
+        for frame in frames.iter_mut() {
             let word = cursor.load::<1>();
             if !F::is_done(word) {
                 break;
             }
             cursor.acquire();
-            if !F::is_clean(word) {
-                if word == u64::MAX || !F::is_error(word) {
-                    wrong = Some(
-                        "a receive descriptor that is done and reports neither a whole frame nor an error",
-                    );
-                    break;
-                }
-                // The frame in the slot is offered again.
-                let [low, high] = F::post(cursor.slot_iova());
-                cursor.store::<0>(low);
-                cursor.store::<1>(high);
-                cursor.step();
-                self.errors += 1;
-                // A device that reports nothing but errors does not keep us here [R8].
-                left = left.saturating_sub(1);
-                if left == 0 {
-                    break;
-                }
-                continue;
-            }
             let len = F::len(word);
-            match cursor.receive(frame, len, limit) {
-                Ok(iova) => {
-                    let [low, high] = F::post(iova);
-                    cursor.store::<0>(low);
-                    cursor.store::<1>(high);
-                    cursor.step();
-                    received += 1;
-                    bytes += u64::from(len);
-                }
-                Err(Refusal::Length) => {
-                    wrong = Some("a received length beyond the buffer");
-                    break;
-                }
-                Err(Refusal::Foreign) => break,
+            if !F::is_clean(word) {
+                odd = true;
+                break;
             }
+            let Ok(iova) = cursor.receive(frame, len, limit) else {
+                odd = true;
+                break;
+            };
+            let [low, high] = F::post(iova);
+            cursor.store::<0>(low);
+            cursor.store::<1>(high);
+            cursor.step();
+            bytes += u64::from(len);
         }
-        let at = cursor.at();
-        if at != self.next && !self.lifecycle.is_broken() {
-            self.tail.ring(at.wrapping_sub(1) & self.ring.mask());
-        }
-        self.next = at;
-        self.success += received as u64;
+        self.next = cursor.at();
         self.bytes += bytes;
-        if let Some(what) = wrong {
-            self.impossible(what);
+        let mut received = self.next.wrapping_sub(first) as usize;
+        self.success += received as u64;
+        if odd {
+            received += self.odd(frames.get_mut(received..).unwrap_or_default());
+        }
+        if self.next != first && !self.lifecycle.is_broken() {
+            self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
+        }
+        received
+    }
+
+    /// What the burst does not take in its stride, one descriptor at a time: frames in error,
+    /// values that cannot be, and the caller's frames of another region. The descriptor is read
+    /// anew, and what it says now is what counts. Rings nothing.
+    #[cold]
+    #[inline(never)]
+    fn odd(&mut self, frames: &mut [Frame]) -> usize {
+        let mut received = 0;
+        // A device that reports nothing but errors does not keep us here [R8].
+        for _ in 0..self.ring.mask() {
+            let Some(frame) = frames.get_mut(received) else {
+                break;
+            };
+            let mut cursor = self.ring.cursor(self.next);
+            let limit = cursor.limit(self.buffer);
+            let word = cursor.load::<1>();
+            if !F::is_done(word) {
+                break;
+            }
+            cursor.acquire();
+            let offered = if F::is_clean(word) {
+                match cursor.receive(frame, F::len(word), limit) {
+                    Ok(iova) => iova,
+                    Err(Refusal::Foreign) => break,
+                    Err(Refusal::Length) => {
+                        self.impossible("a received length beyond the buffer");
+                        break;
+                    }
+                }
+            } else if F::is_error(word) && word != u64::MAX {
+                // The frame in the slot is offered again.
+                cursor.slot_iova()
+            } else {
+                self.impossible("a receive descriptor that is done and reports neither a whole frame nor an error");
+                break;
+            };
+            let [low, high] = F::post(offered);
+            cursor.store::<0>(low);
+            cursor.store::<1>(high);
+            self.next = self.next.wrapping_add(1);
+            if F::is_clean(word) {
+                received += 1;
+                self.success += 1;
+                self.bytes += u64::from(F::len(word));
+            } else {
+                self.errors += 1;
+            }
         }
         received
     }

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use failstop_dma::frame::Frame;
+use failstop_dma::iova::Iova;
 use failstop_dma::ring::ExchangeRing;
 use failstop_pci::window::Doorbell;
 
@@ -76,25 +77,38 @@ impl<F: TxFormat> Tx<F> {
             return 0;
         }
         let mut cursor = self.ring.cursor(self.tail);
-        let last = self.tail.wrapping_add(room.saturating_sub(1) as u32);
         let span = self.longest.wrapping_sub(F::SHORTEST);
         let mut bytes = 0;
         let mut refused = false;
-        for frame in frames.iter_mut().take(room) {
-            if frame.len().wrapping_sub(F::SHORTEST) > span {
-                refused = true;
-                break;
+        let mut rest = frames.get_mut(..room).unwrap_or_default();
+        while !rest.is_empty() && !refused {
+            // Up to where a report is due, so that no frame has to ask.
+            let due = REPORT - cursor.at() % REPORT;
+            let (now, later) = rest.split_at_mut(rest.len().min(due as usize));
+            rest = later;
+            let first = cursor.at();
+            let mut last = 0;
+            for frame in now {
+                if frame.len().wrapping_sub(F::SHORTEST) > span {
+                    refused = true;
+                    break;
+                }
+                let Some((iova, len)) = cursor.exchange(frame) else {
+                    refused = true;
+                    break;
+                };
+                let [low, high] = F::post(iova, len, false);
+                cursor.store::<0>(low);
+                cursor.store::<1>(high);
+                cursor.step();
+                bytes += u64::from(len);
+                last = len;
             }
-            let Some((iova, len)) = cursor.exchange(frame) else {
-                refused = true;
-                break;
-            };
-            let report = cursor.at() % REPORT == REPORT - 1 || cursor.at() == last;
-            let [low, high] = F::post(iova, len, report);
-            cursor.store::<0>(low);
-            cursor.store::<1>(high);
-            cursor.step();
-            bytes += u64::from(len);
+            if cursor.at() != first {
+                // The last reports: its second word again, from what was posted, never read back.
+                let [_, high] = F::post(Iova::default(), last, true);
+                cursor.store_before::<1>(high);
+            }
         }
         let at = cursor.at();
         let sent = at.wrapping_sub(self.tail);
