@@ -2,6 +2,7 @@
 //! in the guest; each machine boots once, and its kernel's log is judged at the end.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -17,37 +18,63 @@ const LIFETIME: Duration = Duration::from_secs(1500);
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // One guest at a time: two cores are one guest's worth.
-    arguments.test_threads = Some(1);
-    let trials = PLANS.iter().flat_map(trials).collect();
-    libtest_mimic::run(&arguments, trials).exit_code()
+    // Two guests at a time: one alone leaves much of two cores idle, since a case waits a lot.
+    arguments.test_threads = Some(2);
+    libtest_mimic::run(&arguments, interleaved()).exit_code()
+}
+
+/// The trials of all machines, in an order by which two threads that take them one after another
+/// work on two machines. A machine's own stay in order.
+fn interleaved() -> Vec<Trial> {
+    let mut lanes = [Vec::new(), Vec::new()];
+    for plan in PLANS {
+        let shorter = usize::from(lanes[1].len() < lanes[0].len());
+        lanes[shorter].extend(trials(plan));
+    }
+    let [one, other] = lanes.map(Vec::into_iter);
+    let (mut one, mut other) = (one.fuse(), other.fuse());
+    std::iter::from_fn(|| {
+        let pair = [one.next(), other.next()];
+        pair.iter().any(Option::is_some).then_some(pair)
+    })
+    .flatten()
+    .flatten()
+    .collect()
 }
 
 fn trials(plan: &'static Plan) -> Vec<Trial> {
     let guest = Arc::new(SharedGuest {
         plan,
+        turn: Mutex::new(()),
+        waiting: AtomicUsize::new(0),
         running: Mutex::new(None),
     });
     let mut trials = Vec::new();
     for iommu in plan.iommu {
         for case in plan.cases() {
             let guest = guest.clone();
-            let name = format!("{}/{iommu}/{}", plan, case.name);
-            trials.push(Trial::test(name, move || guest.case(case.name, iommu)));
+            let name = format!("{plan}/{iommu}/{}", case.name);
+            trials.push(Trial::test(name, move || {
+                guest.alone(|guest| guest.case(case.name, iommu))
+            }));
         }
         if !plan.runs_tool() {
             continue;
         }
         let guest = guest.clone();
-        let name = format!("{}/{iommu}/failstop_run_ends_with_clean_accounts", plan);
-        trials.push(Trial::test(name, move || guest.tool_run(iommu)));
+        let name = format!("{plan}/{iommu}/failstop_run_ends_with_clean_accounts");
+        trials.push(Trial::test(name, move || {
+            guest.alone(|guest| guest.tool_run(iommu))
+        }));
     }
     for name in plan.kernel_cases() {
         let guest = guest.clone();
-        let title = format!("{}/{name}", plan);
-        trials.push(Trial::test(title, move || guest.kernel_case(&name)));
+        let title = format!("{plan}/{name}");
+        trials.push(Trial::test(title, move || {
+            guest.alone(|guest| guest.kernel_case(&name))
+        }));
     }
-    let name = format!("{}/the_kernel_logged_no_iommu_fault_and_no_bug", plan);
+    let name = format!("{plan}/the_kernel_logged_no_iommu_fault_and_no_bug");
     trials.push(Trial::test(name, move || guest.end()));
     trials
 }
@@ -55,10 +82,37 @@ fn trials(plan: &'static Plan) -> Vec<Trial> {
 /// A guest that the trials of one machine share; booted by the first of them.
 struct SharedGuest {
     plan: &'static Plan,
+    /// Held by the case that runs: a machine has one device under test.
+    turn: Mutex<()>,
+    /// Cases that run or wait for their turn.
+    waiting: AtomicUsize,
     running: Mutex<Option<Arc<Guest>>>,
 }
 
+/// Counts one in until dropped, also by a panic.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl SharedGuest {
+    /// Runs a case while no other of this machine does.
+    fn alone(&self, case: impl FnOnce(&Self) -> Result<(), Failed>) -> Result<(), Failed> {
+        let _counted = Counted::new(&self.waiting);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        case(self)
+    }
+
     fn get(&self) -> Result<Arc<Guest>, Failed> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(guest) = &*running {
@@ -128,7 +182,13 @@ impl SharedGuest {
         Ok(())
     }
 
+    /// Judges the kernel's log, after every case that was begun before.
     fn end(&self) -> Result<(), Failed> {
+        // Whoever was begun just before this has had the time to say so.
+        std::thread::sleep(Duration::from_millis(200));
+        while self.waiting.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
         let Some(guest) = self
             .running
             .lock()

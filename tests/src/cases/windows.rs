@@ -80,7 +80,7 @@ pub(super) fn c33_a_detached_window_reaches_no_register(fixture: &Fixture) -> Ou
 }
 
 pub(super) fn c38_mapping_churn_costs_no_kernel_memory(fixture: &Fixture) -> Outcome {
-    const MAPS: u64 = 5_000;
+    const MAPS: u64 = 2_000;
     let transport = fixture.transport()?;
     let space = AddressSpace::new(
         transport.clone(),
