@@ -12,7 +12,7 @@ mod mapped;
 pub mod memlock;
 pub mod register;
 pub mod sysfs;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod transport;
 pub mod window;

@@ -64,16 +64,17 @@ impl Mapped {
     /// Replaces the window by private pages that read all-ones, atomically for each page: what is
     /// stored through it afterwards reaches nothing.
     pub(crate) fn detach(&self) -> io::Result<()> {
+        self.slot.overlaid.store(true, Ordering::SeqCst);
         overlay(
             self.map.as_mut_ptr() as usize,
             self.map.len(),
             self.slot.ones.load(Ordering::Acquire),
-        )?;
-        self.slot.overlaid.store(true, Ordering::Release);
-        Ok(())
+        )
     }
 
-    /// Whether the window no longer shows the device, by [`Mapped::detach`] or by the guard.
+    /// Whether the window no longer shows the device, or may be about to, by [`Mapped::detach`] or
+    /// by the guard. True before the first private page is placed: a reading after which this is
+    /// false came from the device.
     pub(crate) fn is_detached(&self) -> bool {
         self.slot.overlaid.load(Ordering::Acquire)
     }
@@ -187,6 +188,7 @@ struct Slot {
     base: AtomicUsize,
     len: AtomicUsize,
     taken: AtomicBool,
+    /// Set before the first private page is placed.
     overlaid: AtomicBool,
     /// The file of all-ones, for the handler.
     ones: AtomicI32,
@@ -297,15 +299,13 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
                 .is_some_and(|into| into < slot.len.load(Ordering::Relaxed))
     });
     let saved = hit.is_some_and(|slot| {
-        let base = slot.base.load(Ordering::Acquire);
-        let done = overlay(
-            base,
+        slot.overlaid.store(true, Ordering::SeqCst);
+        overlay(
+            slot.base.load(Ordering::Acquire),
             slot.len.load(Ordering::Relaxed),
             slot.ones.load(Ordering::Relaxed),
         )
-        .is_ok();
-        slot.overlaid.store(done, Ordering::Release);
-        done
+        .is_ok()
     });
     if !saved {
         pass_on(signal, info, context);

@@ -25,6 +25,7 @@ pub struct FakeFunction {
     id: DeviceId,
     bar: OwnedFd,
     bar_size: u64,
+    kind: Kind,
     expired: AtomicU64,
     state: Mutex<State>,
 }
@@ -37,6 +38,7 @@ struct State {
     map_errors: VecDeque<Errno>,
     unmaps: VecDeque<Unmapped>,
     map_calls: u64,
+    answers: BTreeMap<u64, u32>,
 }
 
 impl FakeFunction {
@@ -55,11 +57,13 @@ impl FakeFunction {
             map_errors: VecDeque::new(),
             unmaps: VecDeque::new(),
             map_calls: 0,
+            answers: BTreeMap::new(),
         };
         Ok(Self {
             id: DeviceId::fresh(),
             bar,
             bar_size: BAR_SIZE,
+            kind: Kind::VfioUser,
             expired: AtomicU64::new(0),
             state: Mutex::new(state),
         })
@@ -80,6 +84,29 @@ impl FakeFunction {
             *into = *byte;
         }
         self
+    }
+
+    /// The same behind another kind of transport than vfio-user.
+    #[must_use]
+    pub fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Answers every message that reads the register at `offset` of BAR 0 with `value`, whatever
+    /// the mapped window holds there.
+    pub fn answer_register(&self, offset: u64, value: u32) {
+        self.state().answers.insert(offset, value);
+    }
+
+    /// Takes the BAR away under who mapped it: every access raises SIGBUS, as when memory decoding
+    /// goes off.
+    ///
+    /// # Errors
+    ///
+    /// When the memory file cannot be cut.
+    pub fn turn_decoding_off(&self) -> io::Result<()> {
+        Ok(nix::unistd::ftruncate(&self.bar, 0)?)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -146,7 +173,7 @@ impl Transport for FakeFunction {
     }
 
     fn kind(&self) -> Kind {
-        Kind::VfioUser
+        self.kind
     }
 
     fn strength(&self) -> Strength {
@@ -189,6 +216,12 @@ impl Transport for FakeFunction {
             return Ok(());
         }
         self.check(generation, index)?;
+        if let Some(value) = self.state().answers.get(&offset)
+            && len == 4
+        {
+            data.copy_from_slice(&value.to_le_bytes());
+            return Ok(());
+        }
         pread(&self.bar, data, offset.cast_signed())
             .map_err(|e| self.fail(index, offset, len, e))?;
         Ok(())

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{self, AtomicBool, Ordering};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::id::{DeviceId, Generation};
 use crate::mapped::Mapped;
 use crate::register::{ReadClear, Reg, Value};
-use crate::transport::{RegionIndex, Transport};
+use crate::transport::{Kind, RegionIndex, Transport};
 
 /// A BAR that cannot be used.
 #[derive(Debug, Error)]
@@ -164,9 +164,24 @@ impl Window {
     }
 
     fn read_at(&self, offset: u32) -> u32 {
-        if let Some(cell) = self.cell(offset) {
-            return cell.read();
+        match self.cell(offset) {
+            Some(cell) => cell.read(),
+            None => self.ask(offset),
         }
+    }
+
+    /// A reading that the function itself gave. A vfio-user server is believed only for what it
+    /// answered [R1]: a page that it lets us map merely stores what we write.
+    fn answer(&self, offset: u32) -> u32 {
+        if self.transport.kind() == Kind::VfioUser {
+            self.ask(offset)
+        } else {
+            self.read_at(offset)
+        }
+    }
+
+    /// Reads a register by a message.
+    fn ask(&self, offset: u32) -> u32 {
         let mut bits = [0xff; 4];
         if !self.reaches(offset) {
             return u32::MAX;
@@ -271,13 +286,18 @@ impl Window {
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`] when a bit is still set at the deadline, or when a reading does not show
-    /// `stop.alive`: the function is gone, whether it reads all-ones or all-zero (C32).
+    /// [`NoAnswer`] when a bit is still set at the deadline, when a reading does not show
+    /// `stop.alive`: the function is gone, whether it reads all-ones or all-zero (C32); or when the
+    /// window was replaced meanwhile, by [`Window::detach`] or by the guard.
     pub fn wait_stopped(&self, clock: &dyn Clock, stop: &StopBit) -> Result<Stopped, NoAnswer> {
-        let register: Reg<u32> = Reg::at(stop.register);
         let end = clock.now() + stop.deadline;
         let read = || {
-            let value = self.read(register);
+            let value = self.answer(stop.register);
+            // The private pages of a replaced window keep what is stored in them: what the driver
+            // wrote just now would read as an answer. The pages are announced before they are
+            // placed, so that whoever read from one sees that here.
+            atomic::fence(Ordering::SeqCst);
+            let value = if self.is_detached() { u32::MAX } else { value };
             let alive = value != u32::MAX && value & stop.alive.get() == stop.alive.get();
             if alive {
                 Ok(value)
@@ -454,3 +474,6 @@ impl Doorbell {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
