@@ -199,6 +199,12 @@ impl FrameRegion {
         self.mapping.owner()
     }
 
+    /// Whether `pool` hands out frames of this region.
+    #[must_use]
+    pub fn feeds(&self, pool: &Pool) -> bool {
+        self.shared.0 == pool.shared.0
+    }
+
     /// Rings that hold frames of it and were not dismantled with a proof.
     #[must_use]
     pub fn rings(&self) -> u32 {

@@ -89,8 +89,12 @@ pub struct Core {
     lifecycle: Arc<Lifecycle>,
     command: CommandRegister,
     mastering: Mutex<bool>,
+    /// One bit for each queue that an object has.
+    receive_queues: AtomicU64,
+    send_queues: AtomicU64,
     serial: AtomicU64,
     objects: AtomicUsize,
+    longest_frame: u32,
     totals: Mutex<Completions>,
     limits: Limits,
     generation: Generation,
@@ -116,6 +120,11 @@ impl Core {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// The longest frame that it is set to receive, in bytes, without the frame check sequence.
+    pub(crate) fn longest_frame(&self) -> u32 {
+        self.longest_frame
     }
 
     pub(crate) fn name(&self) -> String {
@@ -180,15 +189,37 @@ impl Core {
 
     /// Breaks the device: no new mapping, nothing posted, bus mastering off.
     pub(crate) fn break_device(&self, cause: Cause) {
-        if self.lifecycle.mark_broken(cause) {
-            self.space.ledger().close();
-            // No MSI will come: whoever sleeps is woken by us (C40).
-            (0..VECTORS)
-                .filter_map(|n| self.interrupts.vector(n))
-                .for_each(|vector| vector.signal());
-            if let Err(error) = self.unmaster() {
-                log::error!("bus mastering could not be turned off: {error}");
-            }
+        self.lifecycle.mark_broken(cause);
+    }
+
+    /// What breaking the device brings about, whoever broke it: also a burst that found an
+    /// impossible descriptor (R8).
+    fn fence(&self) {
+        self.space.ledger().close();
+        // No MSI will come: whoever sleeps is woken by us (C40).
+        (0..VECTORS)
+            .filter_map(|n| self.interrupts.vector(n))
+            .for_each(|vector| vector.signal());
+        if let Err(error) = self.unmaster() {
+            log::error!("bus mastering could not be turned off: {error}");
+        }
+    }
+
+    /// Reserves queue `number` for one object: two would stop each other, and ring for each other.
+    pub(crate) fn claim(self: &Arc<Self>, way: Way, number: u32) -> Option<Claim> {
+        let bit = 1u64.checked_shl(number)?;
+        let before = self.claimed(way).fetch_or(bit, Ordering::AcqRel);
+        (before & bit == 0).then(|| Claim {
+            core: self.clone(),
+            way,
+            bit,
+        })
+    }
+
+    fn claimed(&self, way: Way) -> &AtomicU64 {
+        match way {
+            Way::Receive => &self.receive_queues,
+            Way::Send => &self.send_queues,
         }
     }
 
@@ -222,6 +253,29 @@ pub(crate) struct Entered(pub(crate) Arc<Core>);
 impl Drop for Entered {
     fn drop(&mut self) {
         self.0.objects.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Which way a queue moves frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Receive,
+    Send,
+}
+
+/// A queue's number, taken until dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    core: Arc<Core>,
+    way: Way,
+    bit: u64,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.core
+            .claimed(self.way)
+            .fetch_and(!self.bit, Ordering::AcqRel);
     }
 }
 
@@ -306,6 +360,9 @@ impl Device {
             lifecycle: Arc::default(),
             command,
             mastering: Mutex::new(false),
+            receive_queues: AtomicU64::new(0),
+            send_queues: AtomicU64::new(0),
+            longest_frame: config.longest_frame,
             serial: AtomicU64::new(1),
             objects: AtomicUsize::new(0),
             totals: Mutex::default(),
@@ -313,9 +370,14 @@ impl Device {
             generation,
             transport,
         };
-        Ok(Self {
-            core: Arc::new(core),
-        })
+        let core = Arc::new(core);
+        let weak = Arc::downgrade(&core);
+        core.lifecycle.on_break(move || {
+            if let Some(core) = weak.upgrade() {
+                core.fence();
+            }
+        });
+        Ok(Self { core })
     }
 
     /// The function's name.

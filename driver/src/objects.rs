@@ -22,7 +22,7 @@ use failstop_queues::receive::Rx;
 use failstop_queues::transmit::{REPORT, Tx};
 use thiserror::Error;
 
-use crate::device::{Core, Device, DeviceError, Entered};
+use crate::device::{Claim, Core, Device, DeviceError, Entered, Way};
 use crate::igb::format::Advanced;
 use crate::owned::{Object, Owned, Refusal};
 use crate::provider::{ProviderError, RingSpec};
@@ -43,6 +43,20 @@ pub enum CreateError {
         device: String,
         /// Why.
         source: BadFrameSize,
+    },
+    /// The frames are too small for what the device is set to receive.
+    #[error(
+        "{device}: frames of {frame} bytes are too small for a receive queue that takes frames of {longest}: register at least {least} bytes each, or open the device with a shorter longest frame"
+    )]
+    FrameSize {
+        /// The function's name.
+        device: String,
+        /// Bytes of each frame.
+        frame: u32,
+        /// The least that it may be.
+        least: u32,
+        /// The longest frame that the device is set to receive, in bytes.
+        longest: u32,
     },
     /// A ring of that size cannot be made.
     #[error("{device}: {source}")]
@@ -69,8 +83,20 @@ pub enum CreateError {
         /// Entries needed.
         needed: u32,
     },
-    /// The completion queue, memory region or protection domain is of another device.
-    #[error("{device}: the {what} belongs to another device or protection domain")]
+    /// Another object has that queue.
+    #[error(
+        "{device}: {kind} {number} of the device is in use: destroy it first, or take another number"
+    )]
+    QueueTaken {
+        /// The function's name.
+        device: String,
+        /// Which kind of queue.
+        kind: &'static str,
+        /// Its number.
+        number: u32,
+    },
+    /// The completion queue, memory region, pool or protection domain is of another device.
+    #[error("{device}: the {what} belongs to another device, protection domain or memory region")]
     Foreign {
         /// The function's name.
         device: String,
@@ -130,7 +156,11 @@ impl Object for Pd {
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>, _: &Core) {}
+    fn let_go(self, _: Option<ReleaseProof>) {}
+
+    fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
 }
 
 impl Device {
@@ -146,9 +176,9 @@ impl Device {
         let pd = PdShared {
             id,
             _entered: core.enter(),
-            core: core.clone(),
+            core,
         };
-        Ok(Owned::new(Pd(Arc::new(pd)), core))
+        Ok(Owned::new(Pd(Arc::new(pd))))
     }
 }
 
@@ -195,8 +225,12 @@ impl Object for Mr {
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>, _: &Core) {
+    fn let_go(self, _: Option<ReleaseProof>) {
         // Dropping the last reference releases the memory.
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.0.pd.core
     }
 }
 
@@ -223,7 +257,7 @@ impl Owned<Pd> {
             region: Some(region),
             pd: self.0.clone(),
         };
-        Ok((Owned::new(Mr(Arc::new(shared)), core.clone()), pool))
+        Ok((Owned::new(Mr(Arc::new(shared))), pool))
     }
 }
 
@@ -251,7 +285,11 @@ impl Object for Cq {
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>, _: &Core) {}
+    fn let_go(self, _: Option<ReleaseProof>) {}
+
+    fn core(&self) -> &Arc<Core> {
+        &self.0.core
+    }
 }
 
 /// Reserved entries of a completion queue.
@@ -301,9 +339,9 @@ impl Device {
             capacity,
             reserved: AtomicU32::new(0),
             _entered: core.enter(),
-            core: core.clone(),
+            core,
         };
-        Ok(Owned::new(Cq(Arc::new(cq)), core))
+        Ok(Owned::new(Cq(Arc::new(cq))))
     }
 }
 
@@ -314,7 +352,9 @@ impl Device {
 struct Place {
     id: ObjectId,
     number: u32,
+    way: Way,
     core: Arc<Core>,
+    _claim: Claim,
     _mr: Arc<MrShared>,
     _cq: Reservation,
 }
@@ -402,7 +442,7 @@ pub(crate) fn check_entries(core: &Core, entries: u32, least: u32) -> Result<(),
 }
 
 impl QueueInit<'_> {
-    fn prepare(self, kind: &'static str, least: u32) -> Result<Prepared, CreateError> {
+    fn prepare(self, way: Way, least: u32) -> Result<Prepared, CreateError> {
         let core = self.pd.0.core.clone();
         core.check()?;
         let limits = *core.limits();
@@ -429,6 +469,34 @@ impl QueueInit<'_> {
                 what: "memory region",
             });
         }
+        let region = self.mr.0.region.as_ref();
+        if !region.is_some_and(|region| region.feeds(self.pool)) {
+            return Err(CreateError::Foreign {
+                device: core.name(),
+                what: "pool",
+            });
+        }
+        let buffer = self.pool.frame_size() / limits.buffer_step * limits.buffer_step;
+        if way == Way::Receive && buffer < core.longest_frame() {
+            // Such a frame would be spread over several descriptors.
+            return Err(CreateError::FrameSize {
+                device: core.name(),
+                frame: self.pool.frame_size(),
+                least: core.longest_frame().next_multiple_of(limits.buffer_step),
+                longest: core.longest_frame(),
+            });
+        }
+        let kind = match way {
+            Way::Receive => "RQ",
+            Way::Send => "SQ",
+        };
+        let claim = core
+            .claim(way, self.number)
+            .ok_or_else(|| CreateError::QueueTaken {
+                device: core.name(),
+                kind,
+                number: self.number,
+            })?;
         let refused = |source| CreateError::Ring {
             device: core.name(),
             source,
@@ -439,7 +507,6 @@ impl QueueInit<'_> {
         let mapping = core.space().map(id, ExchangeRing::bytes(self.entries))?;
         let ring = ExchangeRing::new(mapping, self.pool, self.entries)
             .map_err(|(_, source)| refused(source))?;
-        let buffer = ring.frame_size() / limits.buffer_step * limits.buffer_step;
         let spec = RingSpec {
             iova: ring.iova(),
             entries: self.entries,
@@ -448,6 +515,8 @@ impl QueueInit<'_> {
         let place = Place {
             id,
             number: self.number,
+            way,
+            _claim: claim,
             _mr: self.mr.0.clone(),
             _cq: cq,
             core,
@@ -486,20 +555,8 @@ impl Owned<Pd> {
     ///
     /// [`CreateError`].
     pub fn create_rq(&self, init: QueueInit<'_>) -> Result<Owned<Rq>, CreateError> {
-        let Prepared { place, ring, spec } = init.prepare("RQ", RX_LEAST)?;
+        let Prepared { place, ring, spec } = init.prepare(Way::Receive, RX_LEAST)?;
         let core = place.core.clone();
-        if spec.buffer == 0 {
-            let least = core.limits().buffer_step;
-            let frame = ring.frame_size();
-            place.abandon(ring);
-            return Err(CreateError::Provider(ProviderError::OutOfRange {
-                device: core.name(),
-                what: "the frame size of a receive queue",
-                value: frame.into(),
-                least: least.into(),
-                most: 1 << 16,
-            }));
-        }
         let started = core.provider().start_rx(place.number, &spec);
         let bell = match started {
             Ok(bell) => bell,
@@ -509,7 +566,9 @@ impl Owned<Pd> {
             }
         };
         let rx = Rx::new(ring, spec.buffer, bell, core.lifecycle().clone());
-        let sleep = core.interrupts().vector(0).and_then(|event| {
+        // One vector wakes one sleeper: with two, each would take what woke the other.
+        let event = core.interrupts().vector(0).filter(|_| place.number == 0);
+        let sleep = event.and_then(|event| {
             let (arm, value) = core.provider().route_rx_interrupt(place.number, 0)?;
             Some(Sleep {
                 arm,
@@ -517,14 +576,11 @@ impl Owned<Pd> {
                 event: event.clone(),
             })
         });
-        let mut queue = Owned::new(
-            Rq {
-                rx: Some(rx),
-                sleep,
-                place,
-            },
-            core.clone(),
-        );
+        let mut queue = Owned::new(Rq {
+            rx: Some(rx),
+            sleep,
+            place,
+        });
         // On failure the queue is destroyed as any other.
         core.master()?;
         if let Some(rx) = &mut queue.rx {
@@ -539,7 +595,7 @@ impl Owned<Pd> {
     ///
     /// [`CreateError`].
     pub fn create_sq(&self, init: QueueInit<'_>) -> Result<Owned<Sq>, CreateError> {
-        let Prepared { place, ring, spec } = init.prepare("SQ", TX_LEAST)?;
+        let Prepared { place, ring, spec } = init.prepare(Way::Send, TX_LEAST)?;
         let core = place.core.clone();
         let longest = core.limits().longest_frame.min(ring.frame_size());
         let started = core.provider().start_tx(place.number, &spec);
@@ -551,13 +607,10 @@ impl Owned<Pd> {
             }
         };
         let tx = Tx::new(ring, longest, bell, core.lifecycle().clone());
-        let queue = Owned::new(
-            Sq {
-                tx: Some(tx),
-                place,
-            },
-            core.clone(),
-        );
+        let queue = Owned::new(Sq {
+            tx: Some(tx),
+            place,
+        });
         core.master()?;
         Ok(queue)
     }
@@ -567,9 +620,9 @@ impl Place {
     /// A queue that did not start: stopped as one that did, so that its memory is released only on
     /// the same proof.
     fn abandon(&self, ring: ExchangeRing) {
-        let answer = match self.id.kind {
-            "RQ" => self.core.provider().stop_rx(self.number),
-            _ => self.core.provider().stop_tx(self.number, 0),
+        let answer = match self.way {
+            Way::Receive => self.core.provider().stop_rx(self.number),
+            Way::Send => self.core.provider().stop_tx(self.number, 0),
         };
         match self.proof(answer) {
             Ok(proof) => self.dismantle(ring, proof.as_ref()),
@@ -603,7 +656,8 @@ impl Rq {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector; otherwise when the
+    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector, and for any receive
+    /// queue but number 0, which has the only one; otherwise when the
     /// kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
@@ -637,11 +691,15 @@ impl Object for Rq {
         self.place.proof(answer)
     }
 
-    fn let_go(mut self, proof: Option<ReleaseProof>, core: &Core) {
+    fn let_go(mut self, proof: Option<ReleaseProof>) {
         if let Some(rx) = mem::take(&mut self.rx) {
-            core.add_completions(rx.completions().flush());
+            self.place.core.add_completions(rx.completions().flush());
             self.place.dismantle(rx.into_ring(), proof.as_ref());
         }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.place.core
     }
 }
 
@@ -688,11 +746,15 @@ impl Object for Sq {
         self.place.proof(answer)
     }
 
-    fn let_go(mut self, proof: Option<ReleaseProof>, core: &Core) {
+    fn let_go(mut self, proof: Option<ReleaseProof>) {
         if let Some(mut tx) = mem::take(&mut self.tx) {
             tx.reap();
-            core.add_completions(tx.completions().flush());
+            self.place.core.add_completions(tx.completions().flush());
             self.place.dismantle(tx.into_ring(), proof.as_ref());
         }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.place.core
     }
 }

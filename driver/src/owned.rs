@@ -25,7 +25,11 @@ pub trait Object: Sized {
     fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal>;
 
     /// Gives up the memory: released on the proof, quarantined without one where it needs one.
-    fn let_go(self, proof: Option<ReleaseProof>, core: &Core);
+    fn let_go(self, proof: Option<ReleaseProof>);
+
+    /// The device that it is of. Asked of the object itself: through a mutable reference two
+    /// objects can change places, also those of two devices.
+    fn core(&self) -> &Arc<Core>;
 }
 
 /// An object, and its two destroys.
@@ -36,7 +40,6 @@ pub trait Object: Sized {
 #[must_use = "an object is destroyed when it is dropped"]
 pub struct Owned<T: Object> {
     object: Option<T>,
-    core: Arc<Core>,
 }
 
 /// The object, whole, and why it stays.
@@ -49,10 +52,9 @@ pub struct Busy<T: Object> {
 }
 
 impl<T: Object> Owned<T> {
-    pub(crate) fn new(object: T, core: Arc<Core>) -> Self {
+    pub(crate) fn new(object: T) -> Self {
         Self {
             object: Some(object),
-            core,
         }
     }
 
@@ -64,8 +66,8 @@ impl<T: Object> Owned<T> {
     /// is no refusal: it is broken, and the destroy succeeds.
     pub fn try_destroy(mut self) -> Result<(), Busy<T>> {
         if let Some(mut object) = self.object.take() {
-            match self.stop(&mut object) {
-                Ok(proof) => object.let_go(proof, &self.core),
+            match Self::stop(&mut object) {
+                Ok(proof) => object.let_go(proof),
                 Err(why) => {
                     self.object = Some(object);
                     return Err(Busy { object: self, why });
@@ -81,12 +83,12 @@ impl<T: Object> Owned<T> {
     }
 
     /// The proof, if any, or why it is busy.
-    fn stop(&self, object: &mut T) -> Result<Option<ReleaseProof>, &'static str> {
+    fn stop(object: &mut T) -> Result<Option<ReleaseProof>, &'static str> {
         match object.stop() {
             Ok(proof) => Ok(proof),
             Err(Refusal::Busy(why)) => Err(why),
             Err(Refusal::Failed(cause)) => {
-                self.core.break_device(cause);
+                object.core().break_device(cause);
                 Ok(None)
             }
         }
@@ -97,8 +99,8 @@ impl<T: Object> Drop for Owned<T> {
     fn drop(&mut self) {
         if let Some(mut object) = self.object.take() {
             // Busy: the object's shared part goes with its last user.
-            let proof = self.stop(&mut object).unwrap_or_default();
-            object.let_go(proof, &self.core);
+            let proof = Self::stop(&mut object).unwrap_or_default();
+            object.let_go(proof);
         }
     }
 }

@@ -188,17 +188,18 @@ pub struct Statistics {
 impl Add for Statistics {
     type Output = Self;
 
+    // The numbers are the device's: a lie must not be an overflow (R8).
     fn add(self, more: Self) -> Self {
         Self {
-            rx_frames: self.rx_frames + more.rx_frames,
-            rx_bytes: self.rx_bytes + more.rx_bytes,
-            tx_frames: self.tx_frames + more.tx_frames,
-            tx_bytes: self.tx_bytes + more.tx_bytes,
-            rx_missed: self.rx_missed + more.rx_missed,
-            rx_no_buffer: self.rx_no_buffer + more.rx_no_buffer,
-            rx_crc_errors: self.rx_crc_errors + more.rx_crc_errors,
-            rx_length_errors: self.rx_length_errors + more.rx_length_errors,
-            rx_pause: self.rx_pause + more.rx_pause,
+            rx_frames: self.rx_frames.saturating_add(more.rx_frames),
+            rx_bytes: self.rx_bytes.saturating_add(more.rx_bytes),
+            tx_frames: self.tx_frames.saturating_add(more.tx_frames),
+            tx_bytes: self.tx_bytes.saturating_add(more.tx_bytes),
+            rx_missed: self.rx_missed.saturating_add(more.rx_missed),
+            rx_no_buffer: self.rx_no_buffer.saturating_add(more.rx_no_buffer),
+            rx_crc_errors: self.rx_crc_errors.saturating_add(more.rx_crc_errors),
+            rx_length_errors: self.rx_length_errors.saturating_add(more.rx_length_errors),
+            rx_pause: self.rx_pause.saturating_add(more.rx_pause),
         }
     }
 }

@@ -26,6 +26,7 @@ pub struct FakeFunction {
     bar: OwnedFd,
     bar_size: u64,
     kind: Kind,
+    mappable: bool,
     expired: AtomicU64,
     state: Mutex<State>,
 }
@@ -33,7 +34,7 @@ pub struct FakeFunction {
 #[derive(Debug)]
 struct State {
     config: Vec<u8>,
-    maps: BTreeMap<u64, u64>,
+    maps: BTreeMap<u64, (u64, Option<OwnedFd>)>,
     limits: DmaLimits,
     map_errors: VecDeque<Errno>,
     unmaps: VecDeque<Unmapped>,
@@ -64,6 +65,7 @@ impl FakeFunction {
             bar,
             bar_size: BAR_SIZE,
             kind: Kind::VfioUser,
+            mappable: true,
             expired: AtomicU64::new(0),
             state: Mutex::new(state),
         })
@@ -93,10 +95,30 @@ impl FakeFunction {
         self
     }
 
+    /// The same with a BAR that can be accessed by messages only.
+    #[must_use]
+    pub fn by_messages(mut self) -> Self {
+        self.mappable = false;
+        self
+    }
+
     /// Answers every message that reads the register at `offset` of BAR 0 with `value`, whatever
     /// the mapped window holds there.
     pub fn answer_register(&self, offset: u64, value: u32) {
         self.state().answers.insert(offset, value);
+    }
+
+    /// Writes memory as the device does, into the one mapping that has all of it; false where there
+    /// is none.
+    #[must_use]
+    pub fn dma_write(&self, iova: u64, bytes: &[u8]) -> bool {
+        let state = self.state();
+        let Some((&start, (len, Some(file)))) = state.maps.range(..=iova).next_back() else {
+            return false;
+        };
+        let into = iova - start;
+        into + bytes.len() as u64 <= *len
+            && pwrite(file, bytes, into.cast_signed()) == Ok(bytes.len())
     }
 
     /// Takes the BAR away under who mapped it: every access raises SIGBUS, as when memory decoding
@@ -121,7 +143,7 @@ impl FakeFunction {
         self.state()
             .maps
             .iter()
-            .map(|(&start, &len)| (start, len))
+            .map(|(&start, &(len, _))| (start, len))
             .collect()
     }
 
@@ -186,7 +208,7 @@ impl Transport for FakeFunction {
             RegionIndex::Config => self.state().config.len() as u64,
             _ => 0,
         };
-        let mappable = if index == RegionIndex::Bar(0) {
+        let mappable = if index == RegionIndex::Bar(0) && self.mappable {
             vec![(0, size)]
         } else {
             Vec::new()
@@ -286,7 +308,7 @@ impl Transport for FakeFunction {
             Some(Errno::ENOSPC) => return Err(MapError::TooMany { device }),
             Some(Errno::ENOMEM) => return Err(MapError::Locked { device, len }),
             Some(Errno::ETIMEDOUT) => {
-                state.maps.insert(iova.0, len);
+                state.maps.insert(iova.0, (len, None));
                 return Err(MapError::Unanswered {
                     device,
                     iova,
@@ -309,11 +331,12 @@ impl Transport for FakeFunction {
             .maps
             .range(..end)
             .next_back()
-            .is_some_and(|(&start, &len)| start + len > iova.0)
+            .is_some_and(|(&start, &(len, _))| start + len > iova.0)
         {
             return Err(MapError::Exists { device, iova, len });
         }
-        state.maps.insert(iova.0, len);
+        let file = memory.fd().try_clone_to_owned().ok();
+        state.maps.insert(iova.0, (len, file));
         Ok(())
     }
 
@@ -325,7 +348,7 @@ impl Transport for FakeFunction {
             return outcome;
         }
         match state.maps.get(&iova.0) {
-            Some(&mapped) if mapped == len => {
+            Some((mapped, _)) if *mapped == len => {
                 state.maps.remove(&iova.0);
                 Unmapped::Exact
             }

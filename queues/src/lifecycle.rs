@@ -48,11 +48,23 @@ impl fmt::Display for Cause {
     }
 }
 
+/// What happens when a device breaks.
+type Fence = Box<dyn Fn() + Send + Sync>;
+
 /// One life of a device, as every handle of it sees it.
-#[derive(Default, Debug)]
+#[derive(Default)]
 pub struct Lifecycle {
     broken: AtomicBool,
     cause: OnceLock<Cause>,
+    fence: OnceLock<Fence>,
+}
+
+impl fmt::Debug for Lifecycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lifecycle")
+            .field("cause", &self.cause)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Lifecycle {
@@ -64,13 +76,24 @@ impl Lifecycle {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Breaks the device, from any thread; true for the first who does.
+    /// Sets what fences the device when it breaks: it runs once, on the thread that breaks the
+    /// device first, whoever that is. Without effect when it was set before.
+    pub fn on_break(&self, fence: impl Fn() + Send + Sync + 'static) {
+        // The first one counts.
+        let _ = self.fence.set(Box::new(fence));
+    }
+
+    /// Breaks the device, from any thread; true for the first who does, when the device was fenced
+    /// ([`Lifecycle::on_break`]).
     pub fn mark_broken(&self, cause: Cause) -> bool {
         let text = cause.to_string();
         let first = self.cause.set(cause).is_ok();
         self.broken.store(true, Ordering::Release);
         if first {
             log::error!("the device is broken: {text}");
+            if let Some(fence) = self.fence.get() {
+                fence();
+            }
         }
         first
     }
