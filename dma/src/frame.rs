@@ -40,8 +40,6 @@ pub struct Frame {
 
 // SAFETY: a frame is the only name of its bytes, and its region may be used from any thread.
 unsafe impl Send for Frame {}
-// SAFETY: a shared frame allows volatile reads only.
-unsafe impl Sync for Frame {}
 
 impl Frame {
     /// The frame at `offset`.

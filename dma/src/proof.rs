@@ -7,6 +7,7 @@
 use std::fmt;
 
 use failstop_pci::id::{DeviceId, Generation};
+use failstop_pci::transport::Iova;
 use failstop_pci::window::Stopped;
 
 /// One object on one device in one life of it: whose memory a mapping is.
@@ -57,11 +58,12 @@ impl Acknowledged {
 #[derive(Debug)]
 pub struct Unreferenced {
     object: ObjectId,
+    iova: Iova,
 }
 
 impl Unreferenced {
-    pub(crate) fn new(object: ObjectId) -> Self {
-        Self { object }
+    pub(crate) fn new(object: ObjectId, iova: Iova) -> Self {
+        Self { object, iova }
     }
 }
 
@@ -70,6 +72,8 @@ impl Unreferenced {
 #[derive(Debug)]
 pub struct ReleaseProof {
     object: ObjectId,
+    /// The start of the one mapping that it covers; all of the object's without one.
+    iova: Option<Iova>,
     ground: Ground,
 }
 
@@ -83,10 +87,10 @@ pub enum Ground {
 }
 
 impl ReleaseProof {
-    /// Whether memory of `object` may be released on it.
+    /// Whether the memory of `object` that is mapped at `iova` may be released on it.
     #[must_use]
-    pub fn covers(&self, object: ObjectId) -> bool {
-        self.object == object
+    pub fn covers(&self, object: ObjectId, iova: Iova) -> bool {
+        self.object == object && self.iova.is_none_or(|covered| covered == iova)
     }
 
     /// What it stands on.
@@ -100,6 +104,7 @@ impl From<Acknowledged> for ReleaseProof {
     fn from(acknowledged: Acknowledged) -> Self {
         Self {
             object: acknowledged.object,
+            iova: None,
             ground: Ground::Acknowledged,
         }
     }
@@ -109,6 +114,7 @@ impl From<Unreferenced> for ReleaseProof {
     fn from(unreferenced: Unreferenced) -> Self {
         Self {
             object: unreferenced.object,
+            iova: Some(unreferenced.iova),
             ground: Ground::Unreferenced,
         }
     }

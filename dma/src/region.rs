@@ -220,7 +220,7 @@ impl FrameRegion {
             Ok(_) => true,
             Err(now) => now == CLOSED,
         };
-        closed.then(|| Unreferenced::new(self.owner()))
+        closed.then(|| Unreferenced::new(self.owner(), self.iova()))
     }
 
     /// The mapping, to be released with a proof.

@@ -205,7 +205,7 @@ impl ExchangeRing {
             at: index,
             region: self.region,
             iova,
-            frame,
+            limit: frame,
             ring: PhantomData,
         }
     }
@@ -217,7 +217,7 @@ impl ExchangeRing {
     ///
     /// The proof is of another object: the ring, whole.
     pub fn dismantle(mut self, proof: &ReleaseProof) -> Result<(Vec<Frame>, Mapping), Self> {
-        if !proof.covers(self.mapping.owner()) {
+        if !proof.covers(self.mapping.owner(), self.mapping.iova()) {
             return Err(self);
         }
         // SAFETY: the region lives by the invariant.
@@ -258,7 +258,8 @@ impl fmt::Debug for ExchangeRing {
 ///
 /// # Invariants
 ///
-/// As [`ExchangeRing`]'s, which it borrows.
+/// As [`ExchangeRing`]'s, which it borrows. `limit` is at most what a frame of the ring holds: it
+/// stands here, not in the caller's hands, so that no other ring's can be used.
 #[derive(Debug)]
 pub struct Cursor<'r> {
     words: NonNull<Descriptor>,
@@ -267,13 +268,9 @@ pub struct Cursor<'r> {
     at: u32,
     region: NonNull<Region>,
     iova: u64,
-    frame: u32,
+    limit: u32,
     ring: PhantomData<&'r mut ExchangeRing>,
 }
-
-/// A length that fits every frame of the ring.
-#[derive(Clone, Copy, Debug)]
-pub struct Limit(u32);
 
 impl Cursor<'_> {
     /// Where it is.
@@ -289,11 +286,12 @@ impl Cursor<'_> {
         self.at = self.at.wrapping_add(1);
     }
 
-    /// `bytes`, or what a frame holds, whichever is less.
+    /// Lets the device report at most `bytes`, or what a frame holds, whichever is less.
     #[inline(always)]
     #[must_use]
-    pub fn limit(&self, bytes: u32) -> Limit {
-        Limit(bytes.min(self.frame))
+    pub fn limited(mut self, bytes: u32) -> Self {
+        self.limit = self.limit.min(bytes);
+        self
     }
 
     #[inline(always)]
@@ -371,8 +369,8 @@ impl Cursor<'_> {
     ///
     /// [`Refusal`]; nothing has changed then.
     #[inline(always)]
-    pub fn receive(&mut self, frame: &mut Frame, len: u32, limit: Limit) -> Result<Iova, Refusal> {
-        if len > limit.0 {
+    pub fn receive(&mut self, frame: &mut Frame, len: u32) -> Result<Iova, Refusal> {
+        if len > self.limit {
             return Err(Refusal::Length);
         }
         self.swap(frame, len).ok_or(Refusal::Foreign)

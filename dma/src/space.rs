@@ -292,8 +292,8 @@ pub struct Mapping {
 /// Memory that was not released.
 #[derive(Debug, Error)]
 pub enum NotReleased {
-    /// The proof is of another object: nothing was done, the mapping is handed back.
-    #[error("the proof covers another object than {}", .0.owner)]
+    /// The proof is of another object, or of another mapping of it: nothing was done, the mapping is handed back.
+    #[error("the proof covers other memory than that of {} at IOVA {}", .0.owner, .0.iova)]
     Scope(Mapping),
     /// Another operation was under way: nothing was done, the mapping is handed back.
     #[error("{}: the address space is busy; try again", .0.owner)]
@@ -352,7 +352,7 @@ impl Mapping {
     ///
     /// [`NotReleased`].
     pub fn release(mut self, proof: &ReleaseProof) -> Result<(), NotReleased> {
-        if !proof.covers(self.owner) {
+        if !proof.covers(self.owner, self.iova) {
             return Err(NotReleased::Scope(self));
         }
         let (object, iova, len) = (self.owner, self.iova, self.memory.len() as u64);

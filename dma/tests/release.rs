@@ -258,6 +258,21 @@ fn a_region_that_a_ring_holds_is_not_released() {
 }
 
 #[test]
+fn what_no_queue_holds_says_nothing_of_another_region_of_the_same_object() {
+    let bench = Bench::new();
+    let (held, mut pool) = region(&bench, 16);
+    let (idle, _) = region(&bench, 16);
+    let ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    let proof = ReleaseProof::from(idle.unreferenced().unwrap());
+    assert!(matches!(
+        held.into_mapping().release(&proof),
+        Err(NotReleased::Scope(_))
+    ));
+    idle.into_mapping().release(&proof).unwrap();
+    drop(ring);
+}
+
+#[test]
 fn a_ring_dropped_without_proof_holds_its_region_for_ever() {
     let bench = Bench::new();
     let (region, mut pool) = region(&bench, 16);
@@ -315,15 +330,12 @@ fn foreign_frames_and_false_lengths_are_not_exchanged() {
     let (_b, mut other) = FrameRegion::new(bench.map(11, 4096), 2048, 2).unwrap();
     let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
     let (mut own, mut foreign) = (pool.take().unwrap(), other.take().unwrap());
-    let mut cursor = ring.cursor(0);
-    let limit = cursor.limit(u32::MAX);
+    // A limit beyond a frame's size is none.
+    let mut cursor = ring.cursor(0).limited(u32::MAX);
 
-    assert_eq!(
-        cursor.receive(&mut foreign, 60, limit),
-        Err(Refusal::Foreign)
-    );
-    assert_eq!(cursor.receive(&mut own, 2049, limit), Err(Refusal::Length));
-    assert!(cursor.receive(&mut own, 2048, limit).is_ok());
+    assert_eq!(cursor.receive(&mut foreign, 60), Err(Refusal::Foreign));
+    assert_eq!(cursor.receive(&mut own, 2049), Err(Refusal::Length));
+    assert!(cursor.receive(&mut own, 2048).is_ok());
     assert_eq!(own.len(), 2048);
 }
 

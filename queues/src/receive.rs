@@ -84,8 +84,7 @@ impl<F: RxFormat> Rx<F> {
     #[inline(never)]
     fn exchange(&mut self, frames: &mut [Frame]) -> usize {
         let first = self.next;
-        let mut cursor = self.ring.cursor(first);
-        let limit = cursor.limit(self.buffer);
+        let mut cursor = self.ring.cursor(first).limited(self.buffer);
         let mut bytes = 0;
         let mut odd = false;
         for frame in frames.iter_mut() {
@@ -99,7 +98,7 @@ impl<F: RxFormat> Rx<F> {
                 odd = true;
                 break;
             }
-            let Ok(iova) = cursor.receive(frame, len, limit) else {
+            let Ok(iova) = cursor.receive(frame, len) else {
                 odd = true;
                 break;
             };
@@ -134,15 +133,14 @@ impl<F: RxFormat> Rx<F> {
             let Some(frame) = frames.get_mut(received) else {
                 break;
             };
-            let mut cursor = self.ring.cursor(self.next);
-            let limit = cursor.limit(self.buffer);
+            let mut cursor = self.ring.cursor(self.next).limited(self.buffer);
             let word = cursor.load::<1>();
             if !F::is_done(word) {
                 break;
             }
             cursor.acquire();
             let offered = if F::is_clean(word) {
-                match cursor.receive(frame, F::len(word), limit) {
+                match cursor.receive(frame, F::len(word)) {
                     Ok(iova) => iova,
                     Err(Refusal::Foreign) => break,
                     Err(Refusal::Length) => {

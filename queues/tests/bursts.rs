@@ -346,6 +346,34 @@ fn frames_that_the_device_cannot_send_end_the_burst_and_are_counted() {
 }
 
 #[test]
+fn a_burst_that_ends_early_asks_for_a_report_all_the_same() {
+    let (mut bench, mut tx) = Bench::tx();
+    let mut frames = bench.frames(4, 60);
+    frames[2].set_len(0).unwrap();
+    assert_eq!(tx.burst(&mut frames), 2);
+    assert_eq!((bench.word(0), bench.word(1)), (0, 1));
+    bench.write(1, 1 << 32);
+    tx.reap();
+    assert_eq!(tx.completions().success, 2);
+}
+
+#[test]
+fn who_breaks_the_device_first_fences_it_once() {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    let (bench, mut rx) = Bench::rx();
+    let fenced = Arc::new(AtomicU32::new(0));
+    let count = fenced.clone();
+    bench.lifecycle.on_break(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    bench.write(0, received(u64::from(FRAME) + 1));
+    let mut bench = bench;
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert!(!bench.lifecycle.mark_broken(Cause::User));
+    assert_eq!(fenced.load(Ordering::Relaxed), 1);
+}
+
+#[test]
 fn a_broken_device_is_sent_nothing() {
     let (mut bench, mut tx) = Bench::tx();
     bench.lifecycle.mark_broken(Cause::User);
