@@ -7,7 +7,7 @@ use std::io;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use failstop_dma::frame::Frame;
 use failstop_dma::proof::{Acknowledged, ObjectId, ReleaseProof};
@@ -652,7 +652,7 @@ impl Rq {
     /// True when a burst would find something.
     ///
     /// Arms the interrupt, looks once more, then sleeps, so that a frame that came in between is
-    /// not left lying (C26).
+    /// not left lying (C26). False when time was up or a signal handler ran.
     ///
     /// # Errors
     ///
@@ -661,14 +661,22 @@ impl Rq {
     /// kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        // What an earlier frame signalled says nothing of the next.
-        let _ = sleep.event.take();
-        sleep.arm.ring(sleep.value);
-        if self.is_ready() || self.place.core.lifecycle().is_broken() {
-            return Ok(self.is_ready());
+        // An end beyond the clock's range is none.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            // What an earlier frame signalled says nothing of the next.
+            let _ = sleep.event.take();
+            sleep.arm.ring(sleep.value);
+            if self.is_ready() || self.place.core.lifecycle().is_broken() {
+                return Ok(self.is_ready());
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            // Woken with nothing there: that was the interrupt of a frame that was taken without a
+            // sleep, on its way until now.
+            if !sleep.event.wait(left)? || self.is_ready() {
+                return Ok(self.is_ready());
+            }
         }
-        sleep.event.wait(timeout)?;
-        Ok(self.is_ready())
     }
 
     /// Requests so far, and how they ended.
