@@ -28,6 +28,8 @@ use crate::traffic::{Generator, SHORTEST};
 const BURST: usize = 32;
 /// How long the end of a run waits for frames that are still on their way.
 const DRAIN: Duration = Duration::from_millis(500);
+/// How long it takes at most, whatever the device goes on reporting.
+const DRAIN_AT_MOST: Duration = Duration::from_secs(5);
 /// How often the rates that are shown change.
 const SHOW: Duration = Duration::from_millis(250);
 
@@ -259,11 +261,17 @@ fn move_frames(
     let mut looked = Instant::now();
     let mut sending = true;
     let mut idle_since = None;
+    let mut stopped = None;
     loop {
         let now = Instant::now();
         sending =
             sending && now < end && !stop.load(Ordering::Relaxed) && device.broken().is_none();
-        if sending && report.tx_packets - report.rx_packets + BURST as u64 <= window {
+        if !sending && now - *stopped.get_or_insert(now) > DRAIN_AT_MOST {
+            break;
+        }
+        // A device can report more frames than it was sent.
+        let under_way = report.tx_packets.saturating_sub(report.rx_packets);
+        if sending && under_way + BURST as u64 <= window {
             report.tx_packets += send(port, &mut generator, &mut outgoing) as u64;
         }
         let received = port.rx_burst(&mut incoming);
