@@ -18,6 +18,10 @@ pub struct PortConfig {
     /// Transmit descriptors: a power of two.
     pub tx_entries: u32,
     /// Bytes of a frame: at least the longest frame that the device is set to receive.
+    ///
+    /// Real devices do not care where a frame's pages are. QEMU's drop a frame to be sent whose
+    /// buffer is not contiguous in the guest's memory, as one of more than a base page often is not:
+    /// reserve large pages there.
     pub frame_size: u32,
     /// Frames for the caller, next to those that the rings hold.
     pub spare_frames: u32,

@@ -1,6 +1,7 @@
 //! What a case is run on.
 
 use std::env;
+use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -152,4 +153,48 @@ pub fn receive(port: &mut Port) -> Result<Vec<u8>, Failed> {
     let mut bytes = vec![0; frames[0].len() as usize];
     frames[0].copy_to(&mut bytes);
     Ok(bytes)
+}
+
+/// Large pages in reserve, in a guest of the QEMU tier; given back when dropped.
+///
+/// QEMU's NICs drop a frame whose buffer is not contiguous in the guest's memory, which a buffer of
+/// more than a base page often is not.
+#[derive(Debug)]
+pub struct LargePages {
+    former: Option<String>,
+}
+
+const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
+
+impl LargePages {
+    /// Reserves `pages` of 2 MiB, if this is such a guest.
+    ///
+    /// # Errors
+    ///
+    /// When the guest does not have them.
+    pub fn in_guest(pages: u32) -> Result<Self, Failed> {
+        if env::var_os("FAILSTOP_TOPOLOGY").is_none() {
+            return Ok(Self { former: None });
+        }
+        let former = fs::read_to_string(RESERVED)?;
+        fs::write(RESERVED, pages.to_string())?;
+        let reserved = Self {
+            former: Some(former),
+        };
+        let got: u32 = fs::read_to_string(RESERVED)?.trim().parse()?;
+        ensure(got >= pages, || {
+            format!("{got} of {pages} large pages could be reserved")
+        })?;
+        Ok(reserved)
+    }
+}
+
+impl Drop for LargePages {
+    fn drop(&mut self) {
+        if let Some(former) = &self.former
+            && let Err(error) = fs::write(RESERVED, former.trim())
+        {
+            eprintln!("{RESERVED} was not restored: {error}");
+        }
+    }
 }

@@ -7,7 +7,7 @@ use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 
 use crate::fixture::{
-    Fixture, Outcome, close_clean, ensure, ensure_eq, receive, self_addressed, send,
+    Fixture, LargePages, Outcome, close_clean, ensure, ensure_eq, receive, self_addressed, send,
 };
 
 const BURST: usize = 32;
@@ -79,6 +79,7 @@ pub(super) fn every_length_comes_back_unchanged(fixture: &Fixture) -> Outcome {
 }
 
 pub(super) fn jumbo_frames_come_back_whole(fixture: &Fixture) -> Outcome {
+    let _large = LargePages::in_guest(8)?;
     let config = Config {
         loopback: true,
         longest_frame: 9000,
