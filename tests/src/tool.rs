@@ -3,6 +3,7 @@
 use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -148,13 +149,15 @@ fn ended_by(signal: nix::sys::signal::Signal) -> Outcome {
     let mut child = Command::new(path()?)
         .args(["run", "--seconds", "600"])
         .stdout(Stdio::piped())
+        .process_group(0)
         .spawn()?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
     // The port is there; frames follow at once.
     let began = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("before:")));
     std::thread::sleep(Duration::from_millis(500));
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    nix::sys::signal::kill(pid, signal)?;
+    // As a terminal does: to every process of the group.
+    nix::sys::signal::killpg(pid, signal)?;
     let rest: Vec<String> = lines.collect::<Result<_, _>>()?;
     let status = child.wait()?;
     let said = rest.join("\n");

@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         // Whoever read the output has seen enough.
         Err(error) if is_broken_pipe(&error) => Exit::Clean.into(),
         Err(error) => {
-            eprintln!("failstop: {error:#}");
+            eprintln!("failstop: {}", explain(&error));
             Exit::NotUsable.into()
         }
     }
@@ -79,6 +79,20 @@ fn run(command: &Command, sysfs: &Sysfs, out: &mut dyn Write) -> Result<Exit> {
         Command::Run(args) => run::run(args, out),
         Command::Emulate { .. } => Ok(Exit::Clean),
     }
+}
+
+/// An error and its causes, each said once: some errors repeat their cause in their own text, so
+/// that they are whole where nobody asks for it.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -105,6 +119,13 @@ mod tests {
         let error = Cli::try_parse_from(["failstop", "bind", "eth0"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("like 0000:01:00.0"), "{error}");
+    }
+
+    #[test]
+    fn a_cause_that_the_error_names_itself_is_said_once() {
+        let cause = anyhow::anyhow!("no room");
+        let error = cause.context("RQ 3: no room").context("port 0");
+        assert_eq!(explain(&error), "port 0: RQ 3: no room");
     }
 
     #[test]

@@ -219,6 +219,8 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct Client {
     reader: BufReader<UnixStream>,
+    /// A request got no reply in time: no other is waited for.
+    silent: bool,
 }
 
 impl Client {
@@ -232,6 +234,7 @@ impl Client {
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self {
             reader: BufReader::new(socket),
+            silent: false,
         })
     }
 
@@ -243,10 +246,15 @@ impl Client {
     pub fn request(&mut self, request: &str) -> Result<Reply, ControlError> {
         let line = format!("{request}\n");
         self.reader.get_mut().write_all(line.as_bytes())?;
+        if self.silent {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
         let mut reply = String::new();
+        self.silent = true;
         if self.reader.read_line(&mut reply)? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
+        self.silent = false;
         match serde_json::from_str(&reply)? {
             Reply::Error(reason) => Err(ControlError::Refused {
                 request: request.to_owned(),

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
@@ -262,6 +263,8 @@ impl Emulator {
         let child = command
             .stdin(Stdio::from(OwnedFd::from(sockets.first)))
             .stdout(Stdio::from(OwnedFd::from(sockets.control)))
+            // Ctrl-C at a terminal is for us, who end the device in order, not for the device.
+            .process_group(0)
             .spawn()
             .map_err(start("its process"))?;
         // From here on a failure must not leave the process behind.
