@@ -177,7 +177,7 @@ impl Ledger {
 
     /// The map call succeeded. False when the ledger was closed meanwhile: the caller unmaps (C34).
     #[must_use]
-    pub fn mapped(&self, iova: Iova, now: Duration) -> bool {
+    pub(crate) fn mapped(&self, iova: Iova, now: Duration) -> bool {
         let mut inner = self.inner();
         let open = !inner.closed;
         if let Some(entry) = inner.entries.get_mut(&iova.0)
@@ -189,17 +189,17 @@ impl Ledger {
     }
 
     /// The unmap call is about to be made.
-    pub fn unmapping(&self, iova: Iova, now: Duration) {
+    pub(crate) fn unmapping(&self, iova: Iova, now: Duration) {
         self.set(iova, State::Unmapping, None, now);
     }
 
     /// The unmap call changed nothing: as before it.
-    pub fn still_live(&self, iova: Iova, now: Duration) {
+    pub(crate) fn still_live(&self, iova: Iova, now: Duration) {
         self.set(iova, State::Live, None, now);
     }
 
     /// No proof: the range and its memory stay.
-    pub fn quarantine(&self, iova: Iova, reason: &'static str, now: Duration) {
+    pub(crate) fn quarantine(&self, iova: Iova, reason: &'static str, now: Duration) {
         self.set(iova, State::Quarantined, Some(reason), now);
     }
 

@@ -157,11 +157,6 @@ impl<F: TxFormat> Tx<F> {
         }
     }
 
-    /// The device read every descriptor and reported, as its stop sequence said: all were sent.
-    pub fn all_sent(&mut self) {
-        self.head = self.tail;
-    }
-
     /// Where the device's head register stands once it has taken every descriptor.
     #[must_use]
     pub fn tail(&self) -> u32 {
