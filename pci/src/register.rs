@@ -1,7 +1,7 @@
 //! Registers as data: where they are, what they hold, and where the datasheet describes them.
 //!
-//! A family lists its registers once, with [`registers!`](crate::registers); the driver, its
-//! emulated twin and `failstop info --registers` all read that list.
+//! A family lists its registers once, with [`registers!`](crate::registers); the driver and its
+//! emulated twin use the same constants, and a tool can print the list.
 
 use std::marker::PhantomData;
 
