@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use failstop_pci::clock::Clock;
-use failstop_pci::register::{ReadClear, Value};
+use failstop_pci::register::{ReadClear, Reg, Value};
 use failstop_pci::window::{Doorbell, NoAnswer, Registers, StopBit, Stopped, Window};
 
 use super::Part;
@@ -25,6 +25,7 @@ use super::bits::{
     ReceiveQueueControl, SplitReceive, Status, Thresholds, TransmitControl, TransmitQueueControl,
     ivar, ivar_shift,
 };
+use super::descriptors;
 use super::phy::{self, PhyControl};
 use super::registers as reg;
 use super::registers::{ADDRESS_STRIDE, QUEUE_STRIDE, TABLE_ENTRIES, WORD_STRIDE};
@@ -354,107 +355,29 @@ impl Provider for Igb {
     }
 
     fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
-        let registers = &self.registers;
-        let control = reg::RXDCTL.of(queue, QUEUE_STRIDE);
-        registers.write(control, ReceiveQueueControl::empty());
-        registers.write(reg::RDBAL.of(queue, QUEUE_STRIDE), ring.iova.0 as u32);
-        registers.write(
-            reg::RDBAH.of(queue, QUEUE_STRIDE),
-            (ring.iova.0 >> 32) as u32,
-        );
-        registers.write(reg::RDLEN.of(queue, QUEUE_STRIDE), ring.entries * 16);
         let split = SplitReceive::one_buffer(ring.buffer) | SplitReceive::DROP_EN;
-        registers.write(reg::SRRCTL.of(queue, QUEUE_STRIDE), split);
-        registers.write(reg::RDH.of(queue, QUEUE_STRIDE), 0);
-        registers.write(reg::RDT.of(queue, QUEUE_STRIDE), 0);
-        let thresholds = ReceiveQueueControl::from_bits_retain(RX_THRESHOLDS.bits());
-        registers.write(control, thresholds | ReceiveQueueControl::ENABLE);
-        let enabled = |value: ReceiveQueueControl| value.contains(ReceiveQueueControl::ENABLE);
-        let failed = |source| ProviderError::Queue {
-            device: self.device(),
-            queue: "receive queue",
-            number: queue,
-            source,
-        };
-        registers
-            .wait(&*self.clock, control, QUEUE, POLL, enabled)
-            .map_err(failed)?;
-        let tail = reg::RDT.of(queue, QUEUE_STRIDE);
-        let outside = NoAnswer::Gone {
-            register: tail.offset(),
-            value: u32::MAX,
-        };
-        registers
-            .window()
-            .doorbell(tail)
-            .ok_or_else(|| failed(outside))
+        self.registers
+            .write(reg::SRRCTL.of(queue, QUEUE_STRIDE), split);
+        self.start_queue(&RECEIVE, queue, ring)
     }
 
     fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NoAnswer> {
-        let control = reg::RXDCTL.of(queue, QUEUE_STRIDE);
-        self.registers.write(
-            control,
-            ReceiveQueueControl::from_bits_retain(RX_THRESHOLDS.bits()),
-        );
-        let bit = ReceiveQueueControl::ENABLE.bits();
-        self.registers.wait_stopped(
-            &*self.clock,
-            &stop_bit(control.offset(), bit, RX_THRESHOLDS),
-        )
+        self.stop_queue(&RECEIVE, queue)
     }
 
     fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
-        let registers = &self.registers;
-        let control = reg::TXDCTL.of(queue, QUEUE_STRIDE);
-        registers.write(control, TransmitQueueControl::empty());
-        registers.write(reg::TDBAL.of(queue, QUEUE_STRIDE), ring.iova.0 as u32);
-        registers.write(
-            reg::TDBAH.of(queue, QUEUE_STRIDE),
-            (ring.iova.0 >> 32) as u32,
-        );
-        registers.write(reg::TDLEN.of(queue, QUEUE_STRIDE), ring.entries * 16);
-        registers.write(reg::TDH.of(queue, QUEUE_STRIDE), 0);
-        registers.write(reg::TDT.of(queue, QUEUE_STRIDE), 0);
-        let thresholds = TransmitQueueControl::from_bits_retain(TX_THRESHOLDS.bits());
-        registers.write(control, thresholds | TransmitQueueControl::ENABLE);
-        let enabled = |value: TransmitQueueControl| value.contains(TransmitQueueControl::ENABLE);
-        let failed = |source| ProviderError::Queue {
-            device: self.device(),
-            queue: "transmit queue",
-            number: queue,
-            source,
-        };
-        registers
-            .wait(&*self.clock, control, QUEUE, POLL, enabled)
-            .map_err(failed)?;
-        let tail = reg::TDT.of(queue, QUEUE_STRIDE);
-        let outside = NoAnswer::Gone {
-            register: tail.offset(),
-            value: u32::MAX,
-        };
-        registers
-            .window()
-            .doorbell(tail)
-            .ok_or_else(|| failed(outside))
+        self.start_queue(&TRANSMIT, queue, ring)
     }
 
     fn stop_tx(&mut self, queue: u32, tail: u32) -> Result<Stopped, NoAnswer> {
         let head = reg::TDH.of(queue, QUEUE_STRIDE);
+        let drained = |head: u32| head == tail;
         // With the link down nothing drains; what was not sent is flushed then, so that the result
         // of the wait is not needed. A function that is gone shows in the reading below.
         let _ = self
             .registers
-            .wait(&*self.clock, head, DRAIN, POLL, |head: u32| head == tail);
-        let control = reg::TXDCTL.of(queue, QUEUE_STRIDE);
-        self.registers.write(
-            control,
-            TransmitQueueControl::from_bits_retain(TX_THRESHOLDS.bits()),
-        );
-        let bit = TransmitQueueControl::ENABLE.bits();
-        self.registers.wait_stopped(
-            &*self.clock,
-            &stop_bit(control.offset(), bit, TX_THRESHOLDS),
-        )
+            .wait(&*self.clock, head, DRAIN, POLL, drained);
+        self.stop_queue(&TRANSMIT, queue)
     }
 
     fn statistics(&mut self) -> Statistics {
@@ -510,13 +433,91 @@ impl Provider for Igb {
     }
 }
 
-fn stop_bit(register: u32, bit: u32, thresholds: Thresholds) -> StopBit {
-    StopBit {
-        register,
-        stop: NonZeroU32::new(bit).unwrap_or(NonZeroU32::MAX),
-        alive: NonZeroU32::new(thresholds.bits()).unwrap_or(NonZeroU32::MAX),
-        deadline: QUEUE,
-        interval: POLL,
-        settle: SETTLE,
+/// What the two directions' rows of queue registers have in common. §8.10, §8.12
+struct Row {
+    name: &'static str,
+    base_low: Reg,
+    base_high: Reg,
+    length: Reg,
+    head: Reg,
+    tail: Reg,
+    /// Thresholds and ENABLE.
+    control: Reg,
+    thresholds: Thresholds,
+    enable: u32,
+}
+
+const RECEIVE: Row = Row {
+    name: "receive queue",
+    base_low: reg::RDBAL,
+    base_high: reg::RDBAH,
+    length: reg::RDLEN,
+    head: reg::RDH,
+    tail: reg::RDT,
+    control: Reg::at(reg::RXDCTL.offset()),
+    thresholds: RX_THRESHOLDS,
+    enable: ReceiveQueueControl::bits(&ReceiveQueueControl::ENABLE),
+};
+
+const TRANSMIT: Row = Row {
+    name: "transmit queue",
+    base_low: reg::TDBAL,
+    base_high: reg::TDBAH,
+    length: reg::TDLEN,
+    head: reg::TDH,
+    tail: reg::TDT,
+    control: Reg::at(reg::TXDCTL.offset()),
+    thresholds: TX_THRESHOLDS,
+    enable: TransmitQueueControl::bits(&TransmitQueueControl::ENABLE),
+};
+
+impl Igb {
+    /// Gives a queue its ring, enables it, and waits until it says so.
+    fn start_queue(
+        &self,
+        row: &Row,
+        queue: u32,
+        ring: &RingSpec,
+    ) -> Result<Doorbell, ProviderError> {
+        let registers = &self.registers;
+        let of = |register: Reg| register.of(queue, QUEUE_STRIDE);
+        registers.write(of(row.control), 0);
+        registers.write(of(row.base_low), ring.iova.0 as u32);
+        registers.write(of(row.base_high), (ring.iova.0 >> 32) as u32);
+        registers.write(of(row.length), ring.entries * descriptors::BYTES as u32);
+        registers.write(of(row.head), 0);
+        registers.write(of(row.tail), 0);
+        registers.write(of(row.control), row.thresholds.bits() | row.enable);
+        let failed = |source| ProviderError::Queue {
+            device: self.device(),
+            queue: row.name,
+            number: queue,
+            source,
+        };
+        let enabled = |control: u32| control & row.enable != 0;
+        registers
+            .wait(&*self.clock, of(row.control), QUEUE, POLL, enabled)
+            .map_err(failed)?;
+        let outside = NoAnswer::Gone {
+            register: of(row.tail).offset(),
+            value: u32::MAX,
+        };
+        let bell = registers.window().doorbell(of(row.tail));
+        bell.ok_or_else(|| failed(outside))
+    }
+
+    /// Clears ENABLE and waits for the reading that says that the queue stopped.
+    fn stop_queue(&self, row: &Row, queue: u32) -> Result<Stopped, NoAnswer> {
+        let control = row.control.of(queue, QUEUE_STRIDE);
+        self.registers.write(control, row.thresholds.bits());
+        let stop = StopBit {
+            register: control.offset(),
+            stop: NonZeroU32::new(row.enable).unwrap_or(NonZeroU32::MAX),
+            alive: NonZeroU32::new(row.thresholds.bits()).unwrap_or(NonZeroU32::MAX),
+            deadline: QUEUE,
+            interval: POLL,
+            settle: SETTLE,
+        };
+        self.registers.wait_stopped(&*self.clock, &stop)
     }
 }
