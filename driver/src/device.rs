@@ -478,7 +478,10 @@ impl Device {
         let core = &self.core;
         core.provider().quiesce();
         if let Err(error) = core.unmaster() {
-            log::error!("bus mastering could not be turned off at close: {error}");
+            // Not clean, whatever the ledger says: the report names it.
+            core.break_device(Cause::StillMaster {
+                what: error.to_string(),
+            });
         }
         if let Err(error) = core.transport.reset() {
             log::warn!("{error} at close");

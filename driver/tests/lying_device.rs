@@ -159,3 +159,18 @@ fn counters_that_lie_do_not_overflow() {
     };
     assert_eq!((most + most).rx_bytes, u64::MAX);
 }
+
+#[test]
+fn c47_a_device_that_stays_bus_master_is_not_closed_clean() {
+    let function = fake();
+    let device = open(&function);
+    let port = Port::open(&device, &PortConfig::default()).unwrap();
+    function.ignore_config_writes();
+    drop(port);
+    let report = device.close().unwrap();
+    assert!(
+        matches!(report.broken, Some(Cause::StillMaster { .. })),
+        "{:?}",
+        report.broken
+    );
+}

@@ -40,6 +40,7 @@ struct State {
     unmaps: VecDeque<Unmapped>,
     map_calls: u64,
     answers: BTreeMap<u64, u32>,
+    config_sticks: bool,
 }
 
 impl FakeFunction {
@@ -59,6 +60,7 @@ impl FakeFunction {
             unmaps: VecDeque::new(),
             map_calls: 0,
             answers: BTreeMap::new(),
+            config_sticks: false,
         };
         Ok(Self {
             id: DeviceId::fresh(),
@@ -119,6 +121,11 @@ impl FakeFunction {
         let into = iova - start;
         into + bytes.len() as u64 <= *len
             && pwrite(file, bytes, into.cast_signed()) == Ok(bytes.len())
+    }
+
+    /// Makes configuration space keep what it holds, whatever is written.
+    pub fn ignore_config_writes(&self) {
+        self.state().config_sticks = true;
     }
 
     /// Takes the BAR away under who mapped it: every access raises SIGBUS, as when memory decoding
@@ -259,6 +266,9 @@ impl Transport for FakeFunction {
         if index == RegionIndex::Config {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
             let mut state = self.state();
+            if state.config_sticks {
+                return Ok(());
+            }
             let into = state
                 .config
                 .get_mut(start..)

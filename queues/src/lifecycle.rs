@@ -27,6 +27,11 @@ pub enum Cause {
         /// What it did.
         what: String,
     },
+    /// Bus mastering was not seen to go off.
+    StillMaster {
+        /// What was read instead.
+        what: String,
+    },
     /// An uncorrectable error was reported on the bus (AER).
     BusError,
     /// Somebody asked for it.
@@ -42,6 +47,7 @@ impl fmt::Display for Cause {
             }
             Self::Gone { what } => write!(f, "the device is gone: {what}"),
             Self::UnmapFailed { what } => write!(f, "an unmap failed: {what}"),
+            Self::StillMaster { what } => write!(f, "bus mastering was not seen to go off: {what}"),
             Self::BusError => f.write_str("the bus reported an uncorrectable error"),
             Self::User => f.write_str("it was asked for"),
         }

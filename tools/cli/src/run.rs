@@ -215,21 +215,34 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         frame_size: config.longest_frame.next_multiple_of(1024).max(2048),
         ..PortConfig::default()
     };
-    let mut port = Port::open(&device, &port_config)?;
-    console.say(&format!("before: {}", ledger_line(device.ledger())))?;
-    move_frames(
-        options,
-        &device,
-        &mut port,
-        &port_config,
-        &stop,
-        &mut report,
-    )?;
-    tear_down(port, &device, console)?;
+    let outcome = use_port(options, &device, &port_config, &stop, &mut report, console);
+    // Whatever happened in between, the device is closed and its accounts are read.
     let closed = device.close().context("the device could not be closed")?;
     report.stray_dma = emulated.and_then(Emulated::stop);
+    if let Err(error) = outcome {
+        if closed.left.is_empty() {
+            return Err(error);
+        }
+        eprintln!("failstop: {error:#}");
+    }
     let exit = finish(&mut report, &closed, console)?;
     Ok((report, exit))
+}
+
+/// Opens a port, moves frames, and destroys its objects one by one.
+fn use_port(
+    options: &RunArgs,
+    device: &Device,
+    config: &PortConfig,
+    stop: &AtomicBool,
+    report: &mut Report,
+    console: &mut Console<'_>,
+) -> anyhow::Result<()> {
+    let mut port = Port::open(device, config)?;
+    console.say(&format!("before: {}", ledger_line(device.ledger())))?;
+    move_frames(options, device, &mut port, config, stop, report)?;
+    tear_down(port, device, console)?;
+    Ok(())
 }
 
 fn ledger_line(ledger: &Ledger) -> String {
