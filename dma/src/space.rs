@@ -389,7 +389,8 @@ impl Drop for Mapping {
                 self.owner,
                 self.memory
             );
-            self.space.keep(self.iova, "dropped without proof");
+            self.space
+                .keep(self.iova, "no proof that the device let go of it");
         }
     }
 }

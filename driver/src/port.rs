@@ -48,14 +48,13 @@ impl Default for PortConfig {
 ///
 /// let mut port = Port::open(&device, &PortConfig::default())?;
 /// let mut frames = port.take_frames(32).ok_or("no frames")?;
-/// loop {
+/// while device.broken().is_none() {
 ///     let received = port.rx_burst(&mut frames);
-///     // The first `received` frames are full; sending exchanges them for empty ones.
-///     let mut sent = 0;
-///     while sent < received {
-///         sent += port.tx_burst(&mut frames[sent..received]);
-///     }
+///     // The first `received` frames are full; sending exchanges them for frames that were sent.
+///     // What the ring has no room for stays with us, and is received into next time.
+///     port.tx_burst(&mut frames[..received]);
 /// }
+/// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
@@ -124,7 +123,9 @@ impl Port {
     }
 
     /// Exchanges frames to send for frames that were sent, from the front of `frames`; returns how
-    /// many, fewer than `frames.len()` when the ring is full.
+    /// many. Fewer than `frames.len()` when the ring is full, when the device is broken, or when a
+    /// frame cannot be sent: one under 17 bytes, over the device's longest, or of another memory
+    /// region ends the burst before it and is counted ([`Sq::refused`]).
     #[inline]
     pub fn tx_burst(&mut self, frames: &mut [Frame]) -> usize {
         self.sq.burst(frames)

@@ -514,6 +514,15 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_that_a_vlan_is_stacked_on_is_refused() {
+        let (tree, address) = igb();
+        tree.interface("0000:01:00.0", "eth0", true);
+        tree.link("0000:01:00.0", "net/eth0/upper_eth0.10", "../eth0.10");
+        let error = tree.sysfs().bind(address, false).unwrap_err().to_string();
+        assert!(error.contains("eth0 belongs to eth0.10"), "{error}");
+    }
+
+    #[test]
     fn physical_function_with_virtual_functions_is_refused() {
         let (tree, address) = igb();
         tree.link("0000:01:00.0", "virtfn0", "../0000:01:10.0");

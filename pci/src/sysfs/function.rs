@@ -181,20 +181,35 @@ impl Sysfs {
 }
 
 fn interfaces(device: &Path) -> Vec<Interface> {
-    let net = device.join("net");
-    list(&net)
-        .unwrap_or_default()
-        .into_iter()
-        .map(|name| {
-            let path = net.join(&name);
-            Interface {
-                // IFF_UP of linux/if.h.
-                up: number::<u32>(&path, "flags").is_ok_and(|flags| flags & 1 != 0),
-                master: link_name(&path.join("master")),
-                name,
-            }
+    // Directly below the function, or below a device that its driver made of it (virtio). Links
+    // lead to other functions.
+    let below = list(device).unwrap_or_default().into_iter();
+    let children = below
+        .map(|name| device.join(name))
+        .filter(|path| path.symlink_metadata().is_ok_and(|entry| entry.is_dir()));
+    let folders =
+        std::iter::once(device.join("net")).chain(children.map(|child| child.join("net")));
+    folders
+        .flat_map(|net| {
+            let names = list(&net).unwrap_or_default();
+            names.into_iter().map(move |name| (net.join(&name), name))
+        })
+        .map(|(path, name)| Interface {
+            // IFF_UP of linux/if.h.
+            up: number::<u32>(&path, "flags").is_ok_and(|flags| flags & 1 != 0),
+            master: link_name(&path.join("master")).or_else(|| upper(&path)),
+            name,
         })
         .collect()
+}
+
+/// A VLAN, bridge or other interface that is stacked on this one.
+fn upper(interface: &Path) -> Option<String> {
+    let entries = list(interface).unwrap_or_default();
+    let mut uppers = entries
+        .iter()
+        .filter_map(|entry| entry.strip_prefix("upper_"));
+    uppers.next().map(str::to_owned)
 }
 
 /// Reads Bus Master Enable from a function's configuration space, whose first 64 bytes anybody may
@@ -256,6 +271,23 @@ mod tests {
         let functions = tree.sysfs().network_functions().unwrap();
         let seen: Vec<String> = functions.iter().map(|f| f.address.to_string()).collect();
         assert_eq!(seen, ["0000:01:00.0", "0000:02:00.0"]);
+    }
+
+    #[test]
+    fn interfaces_below_a_virtio_device_are_seen_and_those_of_virtual_functions_are_not() {
+        let tree = Tree::new();
+        let address = tree.function("0000:00:03.0", 0x02_0000, Some("virtio-pci"), Some(3));
+        tree.interface("0000:00:03.0/virtio2", "eth0", true);
+        tree.function("0000:01:10.0", 0x02_0000, Some("igbvf"), Some(9));
+        tree.interface("0000:01:10.0", "vf0", true);
+        tree.link("0000:00:03.0", "virtfn0", "../0000:01:10.0");
+        let function = tree.sysfs().function(address).unwrap();
+        let names: Vec<&str> = function
+            .interfaces
+            .iter()
+            .map(|i| i.name.as_str())
+            .collect();
+        assert_eq!(names, ["eth0"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use failstop::provider::Config;
 use failstop::queues::completions::Completions;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::emulated::{Emulated, EmulatedName};
 use crate::exit::Exit;
@@ -36,16 +37,16 @@ const SHOW: Duration = Duration::from_millis(250);
 /// Options of `failstop run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or emu:82576[,fault=NAME[:ARGS]]
+    /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or `emu:82576[,fault=NAME[:ARGS][@FRAMES]]`
     #[arg(default_value = "emu:82576")]
     device: Target,
-    /// How long to move frames, in seconds
+    /// How long to move frames, in seconds: 0 to 86400
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     seconds: f64,
-    /// Bytes of each frame, without the frame check sequence
-    #[arg(long, default_value_t = SHORTEST, value_parser = clap::value_parser!(u32).range(i64::from(SHORTEST)..=9000))]
+    /// Bytes of each frame, 60 to 9724, without the frame check sequence: 1514 is a full standard frame
+    #[arg(long, default_value_t = SHORTEST, value_parser = clap::value_parser!(u32).range(i64::from(SHORTEST)..=9724))]
     size: u32,
-    /// How to reach the IOMMU of a PCI function
+    /// How to reach the IOMMU of a PCI function: auto, container or iommufd
     #[arg(long, default_value = "auto")]
     iommu: IommuChoice,
     /// Print one JSON object instead of text
@@ -175,7 +176,7 @@ pub(crate) fn run(options: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit
 
 fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report, Exit)> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).context("could not watch for signals")?;
     }
     let (emulated, name) = match &options.device {

@@ -133,10 +133,13 @@ pub fn serve(
     ports
         .into_iter()
         .enumerate()
-        .map(|(number, (port, _))| {
+        .map(|(number, (port, handle))| {
             std::thread::Builder::new()
                 .name(format!("port {number}"))
                 .spawn(move || {
+                    // A port whose handles are all gone ends; without a control socket this is the
+                    // only one.
+                    let _kept = handle;
                     port.serve().unwrap_or_else(|error| {
                         log::error!("port {number} cannot go on: {error}");
                         End::Died

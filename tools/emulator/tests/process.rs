@@ -142,3 +142,25 @@ fn two_ports_that_send_to_each_other_do_not_deadlock() {
     let (first, second) = (emulator.stats().unwrap(), emulator.second_stats().unwrap());
     assert_eq!((first.stray.total(), second.stray.total()), (0, 0));
 }
+
+#[test]
+fn without_a_control_socket_it_serves_until_it_is_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("nic");
+    let mut child = Command::new(PROGRAM)
+        .arg("--socket")
+        .arg(&socket)
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while !socket.exists() && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    let ended = child.try_wait().unwrap();
+    let opened = ended.is_none().then(|| open(&socket, true).close());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(ended.is_none(), "it ended by itself: {ended:?}");
+    assert!(opened.unwrap().is_ok());
+}
