@@ -42,8 +42,7 @@ impl Default for PortConfig {
 /// [`Port::into_parts`].
 ///
 /// ```no_run
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let device: failstop::device::Device = todo!();
+/// # fn forward(device: failstop::device::Device) -> Result<(), Box<dyn std::error::Error>> {
 /// use failstop::port::{Port, PortConfig};
 ///
 /// let mut port = Port::open(&device, &PortConfig::default())?;

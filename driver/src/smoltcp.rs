@@ -5,8 +5,7 @@
 //! of frames, what is sent is copied into them (R8). Checksums are computed and checked in software.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let device: failstop::device::Device = todo!();
+//! # fn answer(device: failstop::device::Device) -> Result<(), Box<dyn std::error::Error>> {
 //! use failstop::port::{Port, PortConfig};
 //! use failstop::smoltcp::{PortDevice, STANDARD_FRAME};
 //! use smoltcp::iface::{Config, Interface, SocketSet};

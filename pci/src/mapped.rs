@@ -216,14 +216,18 @@ static GUARD: OnceLock<Guard> = OnceLock::new();
 
 impl Guard {
     fn install() -> io::Result<&'static Self> {
-        if let Some(guard) = GUARD.get() {
+        // The handler reads GUARD, which is therefore set before the handler is: only the flag says
+        // that the handler is there.
+        static INSTALLED: AtomicBool = AtomicBool::new(false);
+        static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let installed = || GUARD.get().filter(|_| INSTALLED.load(Ordering::Acquire));
+        if let Some(guard) = installed() {
             return Ok(guard);
         }
-        static INSTALLING: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _one_at_a_time = INSTALLING
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(guard) = GUARD.get() {
+        if let Some(guard) = installed() {
             return Ok(guard);
         }
         let ones = memfd_create("all-ones", MFdFlags::MFD_CLOEXEC)?;
@@ -248,6 +252,7 @@ impl Guard {
         if set != 0 {
             return Err(io::Error::last_os_error());
         }
+        INSTALLED.store(true, Ordering::Release);
         Ok(guard)
     }
 
