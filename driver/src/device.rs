@@ -18,7 +18,7 @@ use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Lifecycle};
 use thiserror::Error;
 
-use crate::igb;
+use crate::families;
 use crate::provider::{Config, Limits, Link, MacAddress, Provider, ProviderError, Statistics};
 
 /// A device that could not be opened or brought up. Nothing of it stays mapped, and its bus
@@ -338,16 +338,15 @@ impl Device {
             vendor: identity.vendor,
             id: identity.device,
         };
-        let part = igb::Part::of(identity.vendor, identity.device).ok_or_else(unknown)?;
+        let driver = families::find(identity.vendor, identity.device).ok_or_else(unknown)?;
         let command = CommandRegister::open(&space)?;
         // Whatever the last user left it doing ends here, before anything is mapped.
         let _off = command.bus_master_off(&space)?;
         transport.reset()?;
         command.memory_space_on(&space)?;
         let generation = Generation::FIRST;
-        let window = Window::open(transport.clone(), generation, 0, igb::registers::BAR_SIZE)?;
-        let mut provider: Box<dyn Provider> =
-            Box::new(igb::provider::Igb::new(part, window.clone(), clock.clone()));
+        let window = Window::open(transport.clone(), generation, 0, driver.bar_bytes)?;
+        let mut provider = driver.provider(window.clone(), clock.clone());
         let limits = provider.limits();
         provider.bring_up(config)?;
         let space = AddressSpace::new(transport.clone(), limits.address_mask, clock)?;

@@ -12,6 +12,8 @@ pub(crate) mod provider;
 pub mod registers;
 pub mod statistics;
 
+use crate::families::Driver;
+
 /// Intel's PCI vendor id.
 pub const VENDOR: u16 = 0x8086;
 
@@ -92,6 +94,13 @@ pub const DEVICES: &[(u16, Part, &str)] = &[
     (0x157b, Part::I210, "copper, flashless"),
     (0x157c, Part::I210, "SerDes, flashless"),
 ];
+
+/// What drives the function of that PCI id, if it is one of the family.
+pub(crate) fn driver(vendor: u16, device: u16) -> Option<Driver> {
+    let part = Part::of(vendor, device)?;
+    let make = move |window, clock| provider::Igb::new(part, window, clock);
+    Some(Driver::new(registers::BAR_SIZE, make))
+}
 
 #[cfg(test)]
 mod tests {

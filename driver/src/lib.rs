@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
+pub mod e1000e;
+mod families;
 pub mod igb;
 pub mod name;
 pub mod objects;

@@ -129,6 +129,15 @@ pub struct Limits {
     pub buffer_step: u32,
 }
 
+/// What a family's descriptors look like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Formats {
+    /// igb: advanced receive and transmit descriptors ([`crate::igb::descriptors`]).
+    Advanced,
+    /// e1000e: extended receive and legacy transmit descriptors ([`crate::e1000e::descriptors`]).
+    Extended,
+}
+
 /// A queue's ring, as the device has to know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingSpec {
@@ -217,6 +226,9 @@ pub trait Provider: Send + fmt::Debug {
 
     /// What the part can do.
     fn limits(&self) -> Limits;
+
+    /// What the descriptors of its rings look like.
+    fn formats(&self) -> Formats;
 
     /// Resets the device and sets it up, queues disabled, interrupts masked.
     ///

@@ -31,7 +31,7 @@ use super::registers as reg;
 use super::registers::{ADDRESS_STRIDE, QUEUE_STRIDE, TABLE_ENTRIES, WORD_STRIDE};
 use super::statistics as stat;
 use crate::provider::{
-    Config, Limits, Link, MacAddress, Provider, ProviderError, RingSpec, Statistics,
+    Config, Formats, Limits, Link, MacAddress, Provider, ProviderError, RingSpec, Statistics,
 };
 
 /// Bytes of a frame check sequence.
@@ -282,6 +282,10 @@ impl Provider for Igb {
             address_mask: u64::MAX,
             buffer_step: 1024,
         }
+    }
+
+    fn formats(&self) -> Formats {
+        Formats::Advanced
     }
 
     fn bring_up(&mut self, config: &Config) -> Result<(), ProviderError> {

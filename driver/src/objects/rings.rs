@@ -1,0 +1,151 @@
+//! Rings of whatever format the device's family has.
+//!
+//! A ring is generic over its format, so that the loops of a burst are compiled for it; which format
+//! it is, is one comparison per burst.
+
+use std::sync::Arc;
+
+use failstop_dma::frame::Frame;
+use failstop_dma::ring::ExchangeRing;
+use failstop_pci::window::Doorbell;
+use failstop_queues::completions::Completions;
+use failstop_queues::lifecycle::Lifecycle;
+use failstop_queues::receive::Rx;
+use failstop_queues::transmit::Tx;
+
+use crate::e1000e::format::{Extended, Legacy};
+use crate::igb::format::Advanced;
+use crate::provider::Formats;
+
+/// A receive ring.
+#[derive(Debug)]
+pub(super) enum RxRing {
+    Advanced(Rx<Advanced>),
+    Extended(Rx<Extended>),
+}
+
+/// Does the same with a receive ring of either format.
+macro_rules! each_rx {
+    ($ring:expr, $rx:ident => $act:expr) => {
+        match $ring {
+            RxRing::Advanced($rx) => $act,
+            RxRing::Extended($rx) => $act,
+        }
+    };
+}
+
+impl RxRing {
+    /// As [`Rx::new`].
+    pub(super) fn new(
+        formats: Formats,
+        ring: ExchangeRing,
+        buffer: u32,
+        tail: Doorbell,
+        lifecycle: Arc<Lifecycle>,
+    ) -> Self {
+        match formats {
+            Formats::Advanced => Self::Advanced(Rx::new(ring, buffer, tail, lifecycle)),
+            Formats::Extended => Self::Extended(Rx::new(ring, buffer, tail, lifecycle)),
+        }
+    }
+
+    /// As [`Rx::start`].
+    pub(super) fn start(&mut self) {
+        each_rx!(self, rx => rx.start());
+    }
+
+    /// As [`Rx::burst`].
+    #[inline]
+    pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
+        each_rx!(self, rx => rx.burst(frames))
+    }
+
+    /// As [`Rx::is_ready`].
+    pub(super) fn is_ready(&self) -> bool {
+        each_rx!(self, rx => rx.is_ready())
+    }
+
+    /// As [`Rx::completions`].
+    pub(super) fn completions(&self) -> Completions {
+        each_rx!(self, rx => rx.completions())
+    }
+
+    /// As [`Rx::bytes`].
+    pub(super) fn bytes(&self) -> u64 {
+        each_rx!(self, rx => rx.bytes())
+    }
+
+    /// As [`Rx::into_ring`].
+    pub(super) fn into_ring(self) -> ExchangeRing {
+        each_rx!(self, rx => rx.into_ring())
+    }
+}
+
+/// A transmit ring.
+#[derive(Debug)]
+pub(super) enum TxRing {
+    Advanced(Tx<Advanced>),
+    Legacy(Tx<Legacy>),
+}
+
+/// Does the same with a transmit ring of either format.
+macro_rules! each_tx {
+    ($ring:expr, $tx:ident => $act:expr) => {
+        match $ring {
+            TxRing::Advanced($tx) => $act,
+            TxRing::Legacy($tx) => $act,
+        }
+    };
+}
+
+impl TxRing {
+    /// As [`Tx::new`].
+    pub(super) fn new(
+        formats: Formats,
+        ring: ExchangeRing,
+        longest: u32,
+        bell: Doorbell,
+        lifecycle: Arc<Lifecycle>,
+    ) -> Self {
+        match formats {
+            Formats::Advanced => Self::Advanced(Tx::new(ring, longest, bell, lifecycle)),
+            Formats::Extended => Self::Legacy(Tx::new(ring, longest, bell, lifecycle)),
+        }
+    }
+
+    /// As [`Tx::burst`].
+    #[inline]
+    pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
+        each_tx!(self, tx => tx.burst(frames))
+    }
+
+    /// As [`Tx::reap`].
+    pub(super) fn reap(&mut self) {
+        each_tx!(self, tx => tx.reap());
+    }
+
+    /// As [`Tx::tail`].
+    pub(super) fn tail(&self) -> u32 {
+        each_tx!(self, tx => tx.tail())
+    }
+
+    /// As [`Tx::completions`].
+    pub(super) fn completions(&self) -> Completions {
+        each_tx!(self, tx => tx.completions())
+    }
+
+    /// As [`Tx::bytes`].
+    pub(super) fn bytes(&self) -> u64 {
+        each_tx!(self, tx => tx.bytes())
+    }
+
+    /// As [`Tx::refused`].
+    pub(super) fn refused(&self) -> u64 {
+        each_tx!(self, tx => tx.refused())
+    }
+
+    /// As [`Tx::into_ring`].
+    pub(super) fn into_ring(self) -> ExchangeRing {
+        each_tx!(self, tx => tx.into_ring())
+    }
+}

@@ -1,0 +1,157 @@
+//! Receive queues.
+
+use std::io;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use failstop_dma::frame::Frame;
+use failstop_dma::proof::ReleaseProof;
+use failstop_pci::interrupts::Event;
+use failstop_pci::window::Doorbell;
+use failstop_queues::completions::Completions;
+
+use super::CreateError;
+use super::pd::Pd;
+use super::queue::{Place, Prepared, QueueInit, RX_LEAST};
+use super::rings::RxRing;
+use crate::device::{Core, Way};
+use crate::owned::{Object, Owned, Refusal};
+
+/// A receive queue.
+#[derive(Debug)]
+pub struct Rq {
+    rx: Option<RxRing>,
+    sleep: Option<Sleep>,
+    place: Place,
+}
+
+/// How a receive queue sleeps.
+#[derive(Debug)]
+struct Sleep {
+    arm: Doorbell,
+    value: u32,
+    event: Arc<Event>,
+}
+
+impl Owned<Pd> {
+    /// Makes a receive queue, enables it and posts its descriptors.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError`].
+    pub fn create_rq(&self, init: QueueInit<'_>) -> Result<Owned<Rq>, CreateError> {
+        let Prepared { place, ring, spec } = init.prepare(Way::Receive, RX_LEAST)?;
+        let core = place.core.clone();
+        let started = core.provider().start_rx(place.number, &spec);
+        let bell = match started {
+            Ok(bell) => bell,
+            Err(error) => {
+                place.abandon(ring);
+                return Err(error.into());
+            }
+        };
+        let formats = core.provider().formats();
+        let rx = RxRing::new(formats, ring, spec.buffer, bell, core.lifecycle().clone());
+        // One vector wakes one sleeper: with two, each would take what woke the other.
+        let event = core.interrupts().vector(0).filter(|_| place.number == 0);
+        let sleep = event.and_then(|event| {
+            let (arm, value) = core.provider().route_rx_interrupt(place.number, 0)?;
+            Some(Sleep {
+                arm,
+                value,
+                event: event.clone(),
+            })
+        });
+        let mut queue = Owned::new(Rq {
+            rx: Some(rx),
+            sleep,
+            place,
+        });
+        // On failure the queue is destroyed as any other.
+        core.master()?;
+        if let Some(rx) = &mut queue.rx {
+            rx.start();
+        }
+        Ok(queue)
+    }
+}
+
+impl Rq {
+    /// Exchanges up to `frames.len()` empty frames for received ones; the first so many are full.
+    #[inline]
+    pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
+        self.rx.as_mut().map_or(0, |rx| rx.burst(frames))
+    }
+
+    /// Whether a burst would find something.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.rx.as_ref().is_some_and(RxRing::is_ready)
+    }
+
+    /// Sleeps until a frame is there, the device breaks, or `timeout` passes (never, without one).
+    /// True when a burst would find something.
+    ///
+    /// Arms the interrupt, looks once more, then sleeps, so that a frame that came in between is
+    /// not left lying (C26). False when time was up or a signal handler ran.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector, and for any receive
+    /// queue but number 0, which has the only one; otherwise when the
+    /// kernel refuses to wait.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
+        let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        // An end beyond the clock's range is none.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            // What an earlier frame signalled says nothing of the next.
+            let _ = sleep.event.take();
+            sleep.arm.ring(sleep.value);
+            if self.is_ready() || self.place.core.lifecycle().is_broken() {
+                return Ok(self.is_ready());
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            // Woken with nothing there: that was the interrupt of a frame that was taken without a
+            // sleep, on its way until now.
+            if !sleep.event.wait(left)? || self.is_ready() {
+                return Ok(self.is_ready());
+            }
+        }
+    }
+
+    /// Requests so far, and how they ended.
+    #[must_use]
+    pub fn completions(&self) -> Completions {
+        self.rx
+            .as_ref()
+            .map(RxRing::completions)
+            .unwrap_or_default()
+    }
+
+    /// Bytes received, without frame check sequences.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.rx.as_ref().map_or(0, RxRing::bytes)
+    }
+}
+
+impl Object for Rq {
+    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
+        self.place.refuse_broken()?;
+        let answer = self.place.core.provider().stop_rx(self.place.number);
+        self.place.proof(answer)
+    }
+
+    fn let_go(mut self, proof: Option<ReleaseProof>) {
+        if let Some(rx) = mem::take(&mut self.rx) {
+            self.place.core.add_completions(rx.completions().flush());
+            self.place.dismantle(rx.into_ring(), proof.as_ref());
+        }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.place.core
+    }
+}
