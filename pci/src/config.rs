@@ -3,7 +3,7 @@
 //! Configuration accesses are exempt from generations ([`Transport::expire`]): the ladder must
 //! reach the command register of a function whose life is over (R4.2).
 
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use bitflags::bitflags;
 use thiserror::Error;
@@ -64,6 +64,9 @@ bitflags! {
 }
 
 impl Command {
+    /// Bits 15:11, which read zero on a live function.
+    pub(crate) const RESERVED: u16 = 0xf800;
+
     /// Whether a function that was told to answer memory accesses can have given this reading.
     ///
     /// A vanished function reads as all-ones or zero; kernel VFIO overlays INTx Disable, so that
@@ -71,7 +74,7 @@ impl Command {
     /// Memory Space Enable, which [`CommandRegister`] always sets, reads one.
     #[must_use]
     pub const fn is_answer(self) -> bool {
-        self.bits() & 0xf800 == 0 && self.contains(Self::MEMORY_SPACE)
+        self.bits() & Self::RESERVED == 0 && self.contains(Self::MEMORY_SPACE)
     }
 }
 
@@ -111,6 +114,47 @@ impl<'a> ConfigSpace<'a> {
     #[must_use]
     pub fn new(transport: &'a dyn Transport) -> Self {
         Self { transport }
+    }
+
+    /// Which function's it is.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.transport.id()
+    }
+
+    /// The function's name, for messages.
+    #[must_use]
+    pub fn device_name(&self) -> &'a str {
+        self.transport.name()
+    }
+
+    /// Where the first standard capability of this kind is, in bytes: a walk of the list, reading
+    /// only the list. None when there is none, or the list ends in something that is no pointer.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when the transport refuses or fails.
+    pub fn find_capability(&self, id: u16) -> Result<Option<u16>, AccessError> {
+        // As many capabilities of four bytes as fit behind the header: a cyclic list ends, too.
+        const MOST: usize = (STANDARD_SIZE - 0x40) / 4;
+        if !self.status()?.contains(Status::CAPABILITIES) {
+            return Ok(None);
+        }
+        let mut at = u16::from(self.read_u8(offset::CAPABILITIES)?) & !3;
+        for _ in 0..MOST {
+            if at < 0x40 {
+                break;
+            }
+            let [found, next] = self.read_u16(at)?.to_le_bytes();
+            if found == 0xff {
+                break;
+            }
+            if u16::from(found) == id {
+                return Ok(Some(at));
+            }
+            at = u16::from(next) & !3;
+        }
+        Ok(None)
     }
 
     /// Reads 8 bits at `offset` bytes.
@@ -268,6 +312,12 @@ pub enum CommandError {
     /// The configuration access itself failed.
     #[error("the command register could not be reached")]
     Access(#[from] AccessError),
+    /// The configuration space is that of another function than the register; nothing was written.
+    #[error("{device}: the command register of another function was used on this one")]
+    Foreign {
+        /// The function's name.
+        device: String,
+    },
     /// What came back is not a live function's command register: the function is gone, for now.
     #[error(
         "{device}: wrote {written:#06x} to the command register and read {read:#06x} back, which no \
@@ -317,38 +367,61 @@ impl BusMasterOff {
 /// in trouble may be all-ones, and writing that back would turn bus mastering on (C47).
 #[derive(Debug)]
 pub struct CommandRegister {
+    device: DeviceId,
     known: AtomicU16,
+    /// Bus mastering may have been on since the last proven reset.
+    mastered: AtomicBool,
 }
 
 impl CommandRegister {
-    /// Begins with Memory Space Enable and INTx Disable, plus of `platform`, a reading taken
-    /// before any trouble, only what the platform chose: error reporting and I/O decoding.
-    #[must_use]
-    pub fn new(platform: Command) -> Self {
-        let kept = if platform.bits() & 0xf800 == 0 {
+    /// Reads what the platform chose from a function just opened, before any trouble. Once for one
+    /// opening: only one register knows whether bus mastering was ever on.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when the transport refuses or fails.
+    pub fn open(config: &ConfigSpace<'_>) -> Result<Self, AccessError> {
+        Ok(Self::new(config.device(), config.command()?))
+    }
+
+    /// Begins with Memory Space Enable and INTx Disable, plus of `platform` only what the platform
+    /// chose: error reporting and I/O decoding.
+    fn new(device: DeviceId, platform: Command) -> Self {
+        let kept = if platform.bits() & Command::RESERVED == 0 {
             platform & (Command::IO_SPACE | Command::PARITY_ERROR_RESPONSE | Command::SERR)
         } else {
             Command::empty()
         };
         let known = kept | Command::MEMORY_SPACE | Command::INTX_DISABLE;
         Self {
+            device,
             known: AtomicU16::new(known.bits()),
+            mastered: AtomicBool::new(platform.contains(Command::BUS_MASTER)),
         }
-    }
-
-    /// Reads what the platform chose, for [`CommandRegister::new`], from a function just opened.
-    ///
-    /// # Errors
-    ///
-    /// [`AccessError`] when the transport refuses or fails.
-    pub fn open(config: &ConfigSpace<'_>) -> Result<Self, AccessError> {
-        Ok(Self::new(config.command()?))
     }
 
     /// The word last chosen.
     #[must_use]
     pub fn known(&self) -> Command {
         Command::from_bits_retain(self.known.load(Ordering::Acquire))
+    }
+
+    /// Which function's it is.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Whether bus mastering may have been on since the function was opened, or since the last
+    /// proven reset.
+    #[must_use]
+    pub fn was_master(&self) -> bool {
+        self.mastered.load(Ordering::Acquire)
+    }
+
+    /// The function was reset, provably, with bus mastering off.
+    pub(crate) fn forget_mastering(&self) {
+        self.mastered.store(false, Ordering::Release);
     }
 
     /// Turns memory decoding on, leaving bus mastering off, and reads it back.
@@ -379,12 +452,21 @@ impl CommandRegister {
     pub fn bus_master_off(&self, config: &ConfigSpace<'_>) -> Result<BusMasterOff, CommandError> {
         self.write_known(config, false)?;
         Ok(BusMasterOff {
-            device: config.transport.id(),
+            device: config.device(),
         })
     }
 
     fn write_known(&self, config: &ConfigSpace<'_>, bus_master: bool) -> Result<(), CommandError> {
+        if config.device() != self.device {
+            return Err(CommandError::Foreign {
+                device: config.transport.name().to_owned(),
+            });
+        }
         let bit = Command::BUS_MASTER.bits();
+        if bus_master {
+            // Before the write: whatever comes of it, it may have taken.
+            self.mastered.store(true, Ordering::Release);
+        }
         let word = if bus_master {
             self.known.fetch_or(bit, Ordering::AcqRel) | bit
         } else {
@@ -413,125 +495,28 @@ impl CommandRegister {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::os::fd::{BorrowedFd, OwnedFd};
-    use std::sync::Mutex;
-
     use super::*;
-    use crate::transport::{
-        DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region, ResetFailed,
-        Strength, Unmapped,
-    };
+    use crate::testing::{FakeFunction, Happened, Reading, limits_39_bits};
 
-    /// A function that is nothing but a configuration space.
-    #[derive(Debug)]
-    struct Bytes {
-        id: DeviceId,
-        bytes: Mutex<Vec<u8>>,
-        /// What reads of the command register return instead of what was written.
-        command: Option<u16>,
-        writes: Mutex<Vec<u16>>,
+    fn fake() -> FakeFunction {
+        FakeFunction::new(limits_39_bits()).unwrap()
     }
 
-    impl Bytes {
-        fn new(command: Option<u16>) -> Self {
-            Self {
-                id: DeviceId::fresh(),
-                bytes: Mutex::new((0..=255).collect()),
-                command,
-                writes: Mutex::new(Vec::new()),
-            }
-        }
+    fn written(function: &FakeFunction) -> Vec<u16> {
+        let words = function.log().into_iter().filter_map(|entry| match entry {
+            Happened::Command(word) => Some(word),
+            _ => None,
+        });
+        words.collect()
     }
 
-    impl Transport for Bytes {
-        fn id(&self) -> DeviceId {
-            self.id
-        }
-        fn name(&self) -> &str {
-            "0000:01:00.0"
-        }
-        fn kind(&self) -> Kind {
-            Kind::Container
-        }
-        fn strength(&self) -> Strength {
-            Strength::None
-        }
-        fn region(&self, _: RegionIndex) -> Region {
-            Region {
-                size: 256,
-                readable: true,
-                writable: true,
-                mappable: Vec::new(),
-            }
-        }
-        fn read(
-            &self,
-            _: Generation,
-            _: RegionIndex,
-            offset: u64,
-            data: &mut [u8],
-        ) -> Result<(), AccessError> {
-            let at = usize::try_from(offset).unwrap();
-            match self.command {
-                Some(word) if offset == 4 => data.copy_from_slice(&word.to_le_bytes()),
-                _ => data.copy_from_slice(&self.bytes.lock().unwrap()[at..at + data.len()]),
-            }
-            Ok(())
-        }
-        fn write(
-            &self,
-            _: Generation,
-            _: RegionIndex,
-            offset: u64,
-            data: &[u8],
-        ) -> Result<(), AccessError> {
-            let at = usize::try_from(offset).unwrap();
-            self.bytes.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
-            if let (4, &[low, high]) = (offset, data) {
-                self.writes
-                    .lock()
-                    .unwrap()
-                    .push(u16::from_le_bytes([low, high]));
-            }
-            Ok(())
-        }
-        fn post(
-            &self,
-            generation: Generation,
-            index: RegionIndex,
-            offset: u64,
-            data: &[u8],
-        ) -> Result<(), AccessError> {
-            self.write(generation, index, offset, data)
-        }
-        fn expire(&self, _: Generation) {}
-        fn region_file(&self, _: RegionIndex, _: u64) -> io::Result<(OwnedFd, u64)> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn dma_limits(&self) -> io::Result<DmaLimits> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
-        fn dma_map(&self, _: Iova, _: DmaMemory<'_>) -> Result<(), MapError> {
-            unreachable!("no test maps")
-        }
-        fn dma_unmap(&self, _: Iova, _: u64) -> Unmapped {
-            Unmapped::Absent
-        }
-        fn irq_count(&self, _: IrqIndex) -> u32 {
-            0
-        }
-        fn set_irqs(&self, _: IrqIndex, _: u32, _: &[BorrowedFd<'_>]) -> Result<(), IrqError> {
-            Ok(())
-        }
-        fn reset(&self) -> Result<(), ResetFailed> {
-            Ok(())
-        }
+    fn register(function: &FakeFunction, platform: Command) -> CommandRegister {
+        CommandRegister::new(function.id(), platform)
     }
 
     #[test]
     fn fields_are_little_endian() {
-        let function = Bytes::new(None);
+        let function = fake().with_config(&(0..=255).collect::<Vec<u8>>());
         let config = ConfigSpace::new(&function);
         assert_eq!(config.read_u8(0x10).unwrap(), 0x10);
         assert_eq!(config.read_u16(0x10).unwrap(), 0x1110);
@@ -553,30 +538,31 @@ mod tests {
 
     #[test]
     fn bus_master_off_is_witnessed_when_it_reads_clear() {
-        let function = Bytes::new(None);
+        let function = fake();
         let config = ConfigSpace::new(&function);
-        let register = CommandRegister::new(Command::SERR);
+        let register = register(&function, Command::SERR);
         register.bus_master_on(&config).unwrap();
         let off = register.bus_master_off(&config).unwrap();
         assert_eq!(off.device(), function.id());
-        assert_eq!(*function.writes.lock().unwrap(), [0x0506, 0x0502]);
+        assert_eq!(written(&function), [0x0506, 0x0502]);
     }
 
     #[test]
     fn c47_the_known_word_is_written_although_the_function_reads_all_ones() {
-        let function = Bytes::new(Some(0xfbff));
+        let function = fake();
+        function.misread_config(Reading::AllOnes, u64::MAX);
         let config = ConfigSpace::new(&function);
-        let register = CommandRegister::new(Command::empty());
+        let register = register(&function, Command::empty());
         assert!(matches!(
             register.bus_master_off(&config),
-            Err(CommandError::NoAnswer { read: 0xfbff, .. })
+            Err(CommandError::NoAnswer { read: 0xffff, .. })
         ));
-        assert_eq!(*function.writes.lock().unwrap(), [0x0402]);
+        assert_eq!(written(&function), [0x0402]);
     }
 
     #[test]
     fn c47_nothing_of_an_all_ones_reading_is_kept_at_open() {
-        let register = CommandRegister::new(Command::from_bits_retain(0xfbff));
+        let register = register(&fake(), Command::from_bits_retain(0xfbff));
         assert_eq!(
             register.known(),
             Command::MEMORY_SPACE | Command::INTX_DISABLE
@@ -585,14 +571,15 @@ mod tests {
 
     #[test]
     fn bus_master_is_never_taken_over_from_a_reading() {
-        let register = CommandRegister::new(Command::from_bits_retain(0x0147));
+        let register = register(&fake(), Command::from_bits_retain(0x0147));
         assert_eq!(register.known().bits(), 0x0543);
     }
 
     #[test]
     fn c32_zero_is_no_answer() {
-        let function = Bytes::new(Some(0));
-        let error = CommandRegister::new(Command::empty())
+        let function = fake();
+        function.misread_config(Reading::Zero, 1);
+        let error = register(&function, Command::empty())
             .bus_master_off(&ConfigSpace::new(&function))
             .unwrap_err();
         assert!(matches!(error, CommandError::NoAnswer { read: 0, .. }));
@@ -600,8 +587,9 @@ mod tests {
 
     #[test]
     fn bus_master_that_stays_on_is_an_error() {
-        let function = Bytes::new(Some(0x0406));
-        let error = CommandRegister::new(Command::empty())
+        let function = fake();
+        function.set_reads_as_master(true);
+        let error = register(&function, Command::empty())
             .bus_master_off(&ConfigSpace::new(&function))
             .unwrap_err();
         assert!(matches!(error, CommandError::NotTaken { read: 0x0406, .. }));

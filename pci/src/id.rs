@@ -33,10 +33,14 @@ impl Generation {
     /// The life that begins when the function is opened.
     pub const FIRST: Self = Self(1);
 
+    /// The ladder's own: newer than every life, so that its window outlives the one that it ends
+    /// (R4.3). No object has it.
+    pub const LADDER: Self = Self(u64::MAX);
+
     /// The life that recovery begins after this one.
     #[must_use]
     pub const fn next(self) -> Self {
-        Self(self.0 + 1)
+        Self(self.0.saturating_add(1))
     }
 
     /// The number: 1 for the first life.

@@ -11,6 +11,7 @@ pub mod interrupts;
 mod mapped;
 pub mod memlock;
 pub mod register;
+pub mod reset;
 pub mod sysfs;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

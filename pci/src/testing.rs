@@ -1,20 +1,31 @@
 //! A function made of memory, whose transport does what a test tells it: for T0.
+//!
+//! As far as a reset and its proof are concerned it behaves as a small device does: registers that
+//! a reset clears, a command register whose bus-master bit gates [`FakeFunction::dma_write`], power
+//! management and PCIe capabilities. What happened to it is in [`FakeFunction::log`], in order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{FallocateFlags, fallocate};
 
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::{pread, pwrite};
 
+use crate::config::{Command, STANDARD_SIZE, offset};
 use crate::id::{DeviceId, Generation};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
-    RegionIndex, ResetFailed, Strength, Transport, Unmapped,
+    RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
+
+mod script;
+
+pub use script::{Call, Happened, Hold, Reading, ResetScript};
+use script::{Events, Holds, POWER_CONTROL, capabilities};
 
 /// Bytes of the fake's BAR 0.
 pub const BAR_SIZE: u64 = 0x2_0000;
@@ -27,7 +38,7 @@ pub struct FakeFunction {
     bar_size: u64,
     kind: Kind,
     mappable: bool,
-    expired: AtomicU64,
+    holds: Holds,
     state: Mutex<State>,
 }
 
@@ -36,11 +47,29 @@ struct State {
     config: Vec<u8>,
     maps: BTreeMap<u64, (u64, Option<OwnedFd>)>,
     limits: DmaLimits,
+    expired: u64,
+    answers: BTreeMap<u64, u32>,
+    reset_values: BTreeMap<u64, u32>,
+    events: Events,
+    strength: Strength,
+    shares_space: bool,
+    detached: bool,
+    hung_up: bool,
+
+    // What a test told it to do.
     map_errors: VecDeque<Errno>,
     unmaps: VecDeque<Unmapped>,
-    map_calls: u64,
-    answers: BTreeMap<u64, u32>,
+    detach_errors: VecDeque<Errno>,
     config_sticks: bool,
+    config_reads: Option<(Reading, u64)>,
+    reads_as_master: bool,
+    reset_methods: Vec<ResetMethod>,
+    next_resets: VecDeque<ResetScript>,
+    resets: HashMap<ResetMethod, ResetScript>,
+
+    // What happened.
+    map_calls: u64,
+    log: Vec<Happened>,
 }
 
 impl FakeFunction {
@@ -52,23 +81,38 @@ impl FakeFunction {
     pub fn new(limits: DmaLimits) -> io::Result<Self> {
         let bar = memfd_create("fake-bar", MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&bar, BAR_SIZE.cast_signed())?;
-        let state = State {
-            config: vec![0; crate::config::STANDARD_SIZE],
+        let mut state = State {
+            config: vec![0; STANDARD_SIZE],
             maps: BTreeMap::new(),
             limits,
+            expired: 0,
+            answers: BTreeMap::new(),
+            reset_values: BTreeMap::new(),
+            events: Events::default(),
+            strength: Strength::ServerWord,
+            shares_space: false,
+            detached: false,
+            hung_up: false,
             map_errors: VecDeque::new(),
             unmaps: VecDeque::new(),
-            map_calls: 0,
-            answers: BTreeMap::new(),
+            detach_errors: VecDeque::new(),
             config_sticks: false,
+            config_reads: None,
+            reads_as_master: false,
+            reset_methods: vec![ResetMethod::Server],
+            next_resets: VecDeque::new(),
+            resets: HashMap::new(),
+            map_calls: 0,
+            log: Vec::new(),
         };
+        capabilities(&mut state.config);
         Ok(Self {
             id: DeviceId::fresh(),
             bar,
             bar_size: BAR_SIZE,
             kind: Kind::VfioUser,
             mappable: true,
-            expired: AtomicU64::new(0),
+            holds: Holds::default(),
             state: Mutex::new(state),
         })
     }
@@ -81,19 +125,43 @@ impl FakeFunction {
     }
 
     /// The same with these bytes at the start of its configuration space, whose last written value
-    /// every later read returns.
+    /// every later read returns. Where they lead to no capability, it keeps its own two: power
+    /// management and PCIe.
     #[must_use]
     pub fn with_config(self, bytes: &[u8]) -> Self {
-        for (into, byte) in self.state().config.iter_mut().zip(bytes) {
+        let mut state = self.state();
+        for (into, byte) in state.config.iter_mut().zip(bytes) {
             *into = *byte;
         }
+        if state.config[usize::from(offset::CAPABILITIES)] == 0 {
+            capabilities(&mut state.config);
+        }
+        drop(state);
         self
     }
 
-    /// The same behind another kind of transport than vfio-user.
+    /// The same behind another kind of transport than vfio-user. The kernel's are enforcing and
+    /// have the resets `flr` and `bus`.
     #[must_use]
     pub fn with_kind(mut self, kind: Kind) -> Self {
         self.kind = kind;
+        let mut state = self.state();
+        (state.strength, state.reset_methods) = match kind {
+            Kind::VfioUser => (Strength::ServerWord, vec![ResetMethod::Server]),
+            Kind::Container | Kind::Iommufd => (
+                Strength::Enforcing,
+                vec![ResetMethod::Flr, ResetMethod::Bus],
+            ),
+        };
+        drop(state);
+        self
+    }
+
+    /// The same with `vectors` MSI-X vectors, an error and a request event. Without it there are no
+    /// interrupts at all.
+    #[must_use]
+    pub fn with_interrupts(self, vectors: u32) -> Self {
+        self.state().events = Events::new(vectors);
         self
     }
 
@@ -110,17 +178,26 @@ impl FakeFunction {
         self.state().answers.insert(offset, value);
     }
 
-    /// Writes memory as the device does, into the one mapping that has all of it; false where there
-    /// is none.
+    /// Writes memory as the device does, while it is bus master, into the one mapping that has all
+    /// of it; false where there is none, and nothing is written.
     #[must_use]
     pub fn dma_write(&self, iova: u64, bytes: &[u8]) -> bool {
         let state = self.state();
-        let Some((&start, (len, Some(file)))) = state.maps.range(..=iova).next_back() else {
+        let Some((file, into)) = state.reach(iova, bytes.len()) else {
             return false;
         };
-        let into = iova - start;
-        into + bytes.len() as u64 <= *len
-            && pwrite(file, bytes, into.cast_signed()) == Ok(bytes.len())
+        pwrite(file, bytes, into.cast_signed()) == Ok(bytes.len())
+    }
+
+    /// Reads memory as the device does; as [`FakeFunction::dma_write`].
+    #[must_use]
+    pub fn dma_read(&self, iova: u64, bytes: &mut [u8]) -> bool {
+        let state = self.state();
+        let Some((file, into)) = state.reach(iova, bytes.len()) else {
+            return false;
+        };
+        let len = bytes.len();
+        pread(file, bytes, into.cast_signed()) == Ok(len)
     }
 
     /// Makes configuration space keep what it holds, whatever is written.
@@ -138,10 +215,14 @@ impl FakeFunction {
         Ok(nix::unistd::ftruncate(&self.bar, 0)?)
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, after whoever holds calls of this kind let go.
+    fn state_for(&self, call: Call) -> MutexGuard<'_, State> {
+        self.holds.pass(call);
+        self.state()
     }
 
     /// What is mapped: start and length in bytes, ascending.
@@ -180,8 +261,18 @@ impl FakeFunction {
         }
     }
 
-    fn check(&self, generation: Generation, region: RegionIndex) -> Result<(), AccessError> {
-        if generation.number() <= self.expired.load(Ordering::Acquire) {
+    fn check(
+        &self,
+        state: &State,
+        generation: Generation,
+        region: RegionIndex,
+        offset: u64,
+        len: usize,
+    ) -> Result<(), AccessError> {
+        if state.hung_up {
+            return Err(self.fail(region, offset, len, Errno::EBADF));
+        }
+        if region != RegionIndex::Config && generation.number() <= state.expired {
             return Err(AccessError::Expired {
                 device: self.name().to_owned(),
                 region,
@@ -189,6 +280,80 @@ impl FakeFunction {
             });
         }
         Ok(())
+    }
+
+    fn reset_with(&self, method: ResetMethod) -> Result<(), ResetFailed> {
+        let mut state = self.state_for(Call::Reset);
+        state.log.push(Happened::Reset(method));
+        let failed = |errno: Errno| Err(ResetFailed::new(self.name(), errno.into()));
+        if state.hung_up {
+            return failed(Errno::EBADF);
+        }
+        let scripted = state.next_resets.pop_front();
+        match scripted.or_else(|| state.resets.get(&method).copied()) {
+            Some(ResetScript::Fails(errno)) => return failed(errno),
+            Some(ResetScript::ResetsNothing) => {}
+            Some(ResetScript::Works) | None => self.clear(&mut state, false),
+            Some(ResetScript::RestoresMaster) => self.clear(&mut state, true),
+        }
+        Ok(())
+    }
+
+    /// What a reset does: registers, power state and interrupts as after power-on. The kernel
+    /// restores the command register that it found; a server leaves it clear.
+    fn clear(&self, state: &mut State, master: bool) {
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let mut done = fallocate(&self.bar, hole, 0, BAR_SIZE.cast_signed()).is_ok();
+        for (&at, &value) in &state.reset_values {
+            done &= pwrite(&self.bar, &value.to_le_bytes(), at.cast_signed()) == Ok(4);
+        }
+        assert!(done, "a fake's registers can always be written");
+        if self.kind == Kind::VfioUser {
+            state.set_command(Command::empty());
+        }
+        if master {
+            let command = state.command();
+            state.set_command(command | Command::BUS_MASTER);
+        }
+        state.config[POWER_CONTROL] &= !3;
+    }
+}
+
+impl State {
+    fn command(&self) -> Command {
+        let at = usize::from(offset::COMMAND);
+        Command::from_bits_retain(u16::from_le_bytes([self.config[at], self.config[at + 1]]))
+    }
+
+    fn set_command(&mut self, command: Command) {
+        let at = usize::from(offset::COMMAND);
+        self.config[at..at + 2].copy_from_slice(&command.bits().to_le_bytes());
+    }
+
+    /// The file, and where in it, that a DMA access of the device reaches.
+    fn reach(&self, iova: u64, len: usize) -> Option<(&OwnedFd, u64)> {
+        let master = self.command().contains(Command::BUS_MASTER) && !self.detached;
+        let (&start, (size, file)) = self.maps.range(..=iova).next_back()?;
+        let into = iova - start;
+        let inside = into.checked_add(len as u64)? <= *size;
+        (master && inside).then_some(())?;
+        Some((file.as_ref()?, into))
+    }
+
+    /// A reading of configuration space as a test wants it.
+    fn disguise(&mut self, at: usize, data: &mut [u8]) {
+        if let Some((reading, left)) = &mut self.config_reads {
+            match reading {
+                Reading::AllOnes => data.fill(0xff),
+                Reading::Zero => data.fill(0),
+            }
+            *left -= 1;
+            if *left == 0 {
+                self.config_reads = None;
+            }
+        } else if self.reads_as_master && at == usize::from(offset::COMMAND) {
+            data[0] |= Command::BUS_MASTER.bits() as u8;
+        }
     }
 }
 
@@ -206,7 +371,7 @@ impl Transport for FakeFunction {
     }
 
     fn strength(&self) -> Strength {
-        Strength::ServerWord
+        self.state().strength
     }
 
     fn region(&self, index: RegionIndex) -> Region {
@@ -236,16 +401,17 @@ impl Transport for FakeFunction {
         data: &mut [u8],
     ) -> Result<(), AccessError> {
         let len = data.len();
+        let mut state = self.state_for(Call::Read(index));
+        self.check(&state, generation, index, offset, len)?;
         if index == RegionIndex::Config {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
-            let state = self.state();
             let from = state.config.get(start..).and_then(|rest| rest.get(..len));
             let from = from.ok_or_else(|| self.fail(index, offset, len, Errno::EINVAL))?;
             data.copy_from_slice(from);
+            state.disguise(start, data);
             return Ok(());
         }
-        self.check(generation, index)?;
-        if let Some(value) = self.state().answers.get(&offset)
+        if let Some(value) = state.answers.get(&offset)
             && len == 4
         {
             data.copy_from_slice(&value.to_le_bytes());
@@ -263,9 +429,14 @@ impl Transport for FakeFunction {
         offset: u64,
         data: &[u8],
     ) -> Result<(), AccessError> {
+        let mut state = self.state_for(Call::Write(index));
+        self.check(&state, generation, index, offset, data.len())?;
         if index == RegionIndex::Config {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
-            let mut state = self.state();
+            if let (Ok(bytes), offset::COMMAND) = (data.try_into(), offset as u16) {
+                let word = u16::from_le_bytes(bytes);
+                state.log.push(Happened::Command(word));
+            }
             if state.config_sticks {
                 return Ok(());
             }
@@ -277,7 +448,6 @@ impl Transport for FakeFunction {
                 .copy_from_slice(data);
             return Ok(());
         }
-        self.check(generation, index)?;
         pwrite(&self.bar, data, offset.cast_signed())
             .map_err(|e| self.fail(index, offset, data.len(), e))?;
         Ok(())
@@ -294,8 +464,9 @@ impl Transport for FakeFunction {
     }
 
     fn expire(&self, generation: Generation) {
-        self.expired
-            .fetch_max(generation.number(), Ordering::AcqRel);
+        let mut state = self.state();
+        state.expired = state.expired.max(generation.number());
+        state.log.push(Happened::Expire(generation));
     }
 
     fn region_file(&self, index: RegionIndex, offset: u64) -> io::Result<(OwnedFd, u64)> {
@@ -310,9 +481,19 @@ impl Transport for FakeFunction {
     }
 
     fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
-        let mut state = self.state();
+        let mut state = self.state_for(Call::Map);
         state.map_calls += 1;
         let (device, len) = (self.name().to_owned(), memory.len());
+        state.log.push(Happened::Map { iova: iova.0, len });
+        if state.hung_up {
+            let source = Errno::EBADF.into();
+            return Err(MapError::Failed {
+                device,
+                iova,
+                len,
+                source,
+            });
+        }
         match state.map_errors.pop_front() {
             Some(Errno::EEXIST) => return Err(MapError::Exists { device, iova, len }),
             Some(Errno::ENOSPC) => return Err(MapError::TooMany { device }),
@@ -351,37 +532,98 @@ impl Transport for FakeFunction {
     }
 
     fn dma_unmap(&self, iova: Iova, len: u64) -> Unmapped {
-        let mut state = self.state();
-        if let Some(outcome) = state.unmaps.pop_front()
-            && outcome != Unmapped::Exact
-        {
-            return outcome;
-        }
-        match state.maps.get(&iova.0) {
-            Some((mapped, _)) if *mapped == len => {
+        let mut state = self.state_for(Call::Unmap);
+        let scripted = state.unmaps.pop_front().filter(|_| !state.hung_up);
+        let outcome = match (scripted, state.maps.get(&iova.0)) {
+            _ if state.hung_up => Unmapped::Failed(Errno::EBADF),
+            (Some(outcome), _) if outcome != Unmapped::Exact => outcome,
+            (_, Some((mapped, _))) if *mapped == len => {
                 state.maps.remove(&iova.0);
                 Unmapped::Exact
             }
-            Some(_) => Unmapped::Failed(Errno::EINVAL),
-            None => Unmapped::Absent,
-        }
+            (_, Some(_)) => Unmapped::Failed(Errno::EINVAL),
+            (_, None) => Unmapped::Absent,
+        };
+        let iova = iova.0;
+        state.log.push(Happened::Unmap { iova, len, outcome });
+        outcome
     }
 
-    fn irq_count(&self, _: IrqIndex) -> u32 {
-        0
+    fn irq_count(&self, index: IrqIndex) -> u32 {
+        self.state().events.count(index)
     }
 
-    fn set_irqs(&self, index: IrqIndex, first: u32, _: &[BorrowedFd<'_>]) -> Result<(), IrqError> {
-        Err(IrqError {
+    fn set_irqs(
+        &self,
+        index: IrqIndex,
+        first: u32,
+        eventfds: &[BorrowedFd<'_>],
+    ) -> Result<(), IrqError> {
+        let mut state = self.state_for(Call::Interrupts);
+        let count = eventfds.len();
+        state.log.push(Happened::Interrupts { index, count });
+        let result = if state.hung_up {
+            Err(Errno::EBADF.into())
+        } else {
+            state.events.route(index, first, eventfds)
+        };
+        result.map_err(|source| IrqError {
             device: self.name().to_owned(),
             index,
             first,
-            source: Errno::EINVAL.into(),
+            source,
         })
     }
 
     fn reset(&self) -> Result<(), ResetFailed> {
+        let first = self.state().reset_methods.first().copied();
+        // Where the function has no reset the kernel says EINVAL.
+        let none = || ResetFailed::new(self.name(), Errno::EINVAL.into());
+        self.reset_with(first.ok_or_else(none)?)
+    }
+
+    fn reset_methods(&self) -> Vec<ResetMethod> {
+        self.state().reset_methods.clone()
+    }
+
+    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
+        let state = self.state();
+        let scripted_hot = method == ResetMethod::Hot && state.resets.contains_key(&method);
+        let offered = state.reset_methods.contains(&method) || scripted_hot;
+        drop(state);
+        if !offered {
+            return Err(ResetFailed::NotOffered {
+                device: self.name().to_owned(),
+                method,
+            });
+        }
+        self.reset_with(method)
+    }
+
+    fn shares_space(&self) -> bool {
+        self.state().shares_space
+    }
+
+    fn detach_space(&self) -> io::Result<()> {
+        if self.kind != Kind::Iommufd {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut state = self.state_for(Call::Detach);
+        state.log.push(Happened::Detach);
+        let errno = state.detach_errors.pop_front();
+        if let Some(errno) = errno.or(state.hung_up.then_some(Errno::EBADF)) {
+            return Err(errno.into());
+        }
+        state.detached = true;
         Ok(())
+    }
+
+    fn hang_up(&self) {
+        let mut state = self.state_for(Call::HangUp);
+        state.log.push(Happened::HangUp);
+        state.hung_up = true;
+        // As the kernel does with the last reference.
+        state.set_command(Command::empty());
     }
 }
 

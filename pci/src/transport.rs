@@ -15,8 +15,11 @@ use crate::id::{DeviceId, Generation};
 
 pub mod container;
 pub mod iommufd;
+mod reset;
 pub mod vfio;
 pub mod vfio_user;
+
+pub use reset::{ResetFailed, ResetMethod, UnknownMethod};
 
 /// An I/O virtual address: what a device puts on the bus.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -333,17 +336,6 @@ pub enum MapError {
     },
 }
 
-/// A reset that was refused or failed; what it left behind is unknown.
-#[derive(Debug, Error)]
-#[error("{device}: the reset failed")]
-pub struct ResetFailed {
-    /// The function's name.
-    pub device: String,
-    /// Why: ENOTTY or EINVAL where the function has no reset, EAGAIN where the kernel would not wait.
-    #[source]
-    pub source: io::Error,
-}
-
 /// Interrupts that could not be routed to eventfds.
 #[derive(Debug, Error)]
 #[error("{device}: could not route {index:?} vectors from {first} on")]
@@ -469,6 +461,48 @@ pub trait Transport: Send + Sync + fmt::Debug {
     ///
     /// [`ResetFailed`], with the errno.
     fn reset(&self) -> Result<(), ResetFailed>;
+
+    /// The methods that [`Transport::reset_by`] has for this function, the best first: what sysfs
+    /// `reset_method` says now; [`ResetMethod::Server`] where a server can reset. Empty when there
+    /// is none. [`ResetMethod::Hot`] is never listed: whether it is possible shows when it is tried.
+    fn reset_methods(&self) -> Vec<ResetMethod>;
+
+    /// Resets the function by this very method. Success is a claim, to be verified (R4).
+    ///
+    /// The first of [`Transport::reset_methods`] is what [`Transport::reset`] does. Another of the
+    /// kernel's is chosen by writing sysfs `reset_method`, which takes root and holds for everybody
+    /// on the machine: the former text is put back, whatever happens. [`ResetMethod::Hot`] is done
+    /// only when it touches no other function.
+    ///
+    /// # Errors
+    ///
+    /// [`ResetFailed`].
+    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed>;
+
+    /// Whether other functions that this process opened through the same container or I/O address
+    /// space can reach what is mapped for this one (R1).
+    fn shares_space(&self) -> bool {
+        false
+    }
+
+    /// Takes the function out of its address space, so that it reaches nothing any more, whatever
+    /// is mapped there (`VFIO_DEVICE_DETACH_IOMMUFD_PT`). Only iommufd can.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` from other transports; otherwise what the kernel says.
+    fn detach_space(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Closes every descriptor of the function for good, also while others keep this transport: an
+    /// unbind that waits for them returns (C15). Every later call fails. Windows must be detached
+    /// first: a mapped BAR is a reference, too.
+    ///
+    /// The last reference makes the kernel turn bus mastering off and reset the function, and may
+    /// block for as long as that takes. A call that another thread is inside of keeps its reference
+    /// until it returns.
+    fn hang_up(&self);
 
     /// How long the slowest call may take before the caller should treat it as hung; none where
     /// only the kernel knows.

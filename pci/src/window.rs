@@ -172,12 +172,19 @@ impl Window {
 
     /// A reading that the function itself gave. A vfio-user server is believed only for what it
     /// answered [R1]: a page that it lets us map merely stores what we write.
-    fn answer(&self, offset: u32) -> u32 {
-        if self.transport.kind() == Kind::VfioUser {
+    ///
+    /// All-ones from a window that was replaced: its private pages keep what is stored in them, so
+    /// that what the driver wrote just now would read as an answer.
+    pub(crate) fn answer(&self, offset: u32) -> u32 {
+        let value = if self.transport.kind() == Kind::VfioUser {
             self.ask(offset)
         } else {
             self.read_at(offset)
-        }
+        };
+        // The pages are announced before they are placed, so that whoever read from one sees that
+        // here.
+        atomic::fence(Ordering::SeqCst);
+        if self.is_detached() { u32::MAX } else { value }
     }
 
     /// Reads a register by a message.
@@ -234,7 +241,10 @@ impl Window {
     /// When the kernel does not place the private pages; the window may still show the device then.
     pub fn detach(&self) -> io::Result<()> {
         self.detached.store(true, Ordering::Release);
-        self.transport.expire(self.generation);
+        // The ladder's window outlives every life, and ends none.
+        if self.generation != Generation::LADDER {
+            self.transport.expire(self.generation);
+        }
         self.areas.iter().try_for_each(|(_, map)| map.detach())
     }
 
@@ -293,11 +303,6 @@ impl Window {
         let end = clock.now() + stop.deadline;
         let read = || {
             let value = self.answer(stop.register);
-            // The private pages of a replaced window keep what is stored in them: what the driver
-            // wrote just now would read as an answer. The pages are announced before they are
-            // placed, so that whoever read from one sees that here.
-            atomic::fence(Ordering::SeqCst);
-            let value = if self.is_detached() { u32::MAX } else { value };
             let alive = value != u32::MAX && value & stop.alive.get() == stop.alive.get();
             if alive {
                 Ok(value)
@@ -414,6 +419,16 @@ pub enum NoAnswer {
         value: u32,
         /// How long was waited.
         deadline: Duration,
+    },
+    /// What was written is not what it reads.
+    #[error("register {register:#x} reads {value:#x} after {written:#x} was written")]
+    NotTaken {
+        /// Bytes from the BAR's start.
+        register: u32,
+        /// What was written.
+        written: u32,
+        /// The reading.
+        value: u32,
     },
     /// The reading does not come from a living function.
     #[error("register {register:#x} reads {value:#x}: the device is gone")]

@@ -236,10 +236,13 @@ pub struct PowerManagement {
 }
 
 impl PowerManagement {
+    /// Bytes from the capability's start to its control and status register, 16 bits.
+    pub const CONTROL: u16 = 4;
+
     /// Where the control and status register is, 16 bits; [`PowerManagement::state_of`] reads it.
     #[must_use]
     pub const fn control_status(&self) -> u16 {
-        self.offset + 4
+        self.offset + Self::CONTROL
     }
 
     /// The power state in a value of the control and status register.

@@ -18,7 +18,7 @@ use super::container::Container;
 use super::iommufd::Iommufd;
 use super::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
-    RegionIndex, ResetFailed, Strength, Transport, Unmapped,
+    RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
 use crate::address::Address;
 use crate::id::{DeviceId, Generation};
@@ -225,6 +225,19 @@ impl<S: AddressSpace> Transport for Opened<S> {
     fn reset(&self) -> Result<(), ResetFailed> {
         self.function.reset()
     }
+
+    fn reset_methods(&self) -> Vec<ResetMethod> {
+        Vec::new()
+    }
+
+    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
+        Err(ResetFailed::NotOffered {
+            device: self.name().to_owned(),
+            method,
+        })
+    }
+
+    fn hang_up(&self) {}
 }
 
 /// Bytes of a page of this process.

@@ -214,10 +214,7 @@ impl Function {
     }
 
     pub(crate) fn reset(&self) -> Result<(), ResetFailed> {
-        let failed = |errno: Errno| ResetFailed {
-            device: self.name.clone(),
-            source: errno.into(),
-        };
+        let failed = |errno: Errno| ResetFailed::new(&self.name, errno.into());
         if !self.can_reset {
             // What the ioctl would say, without asking a kernel that may look further.
             return Err(failed(Errno::EINVAL));
@@ -483,7 +480,10 @@ mod tests {
     #[test]
     fn function_without_reset_says_so() {
         let error = with_ats(0).reset().unwrap_err();
-        assert_eq!(error.source.raw_os_error(), Some(Errno::EINVAL as i32));
+        let ResetFailed::Failed { source, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(source.raw_os_error(), Some(Errno::EINVAL as i32));
     }
 
     #[test]

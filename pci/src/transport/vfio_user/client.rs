@@ -25,7 +25,7 @@ use super::wire::{
 use crate::id::{DeviceId, Generation};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
-    RegionIndex, ResetFailed, Strength, Transport, Unmapped,
+    RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
 
 /// IOVAs that a server may be given: as many as a four-level page table translates. The protocol
@@ -535,10 +535,26 @@ impl Transport for Client {
         } else {
             Err(CallError::NotSent(Errno::EINVAL))
         };
-        result.map_err(|error| ResetFailed {
+        result.map_err(|error| ResetFailed::new(&self.name, error.into_io()))
+    }
+
+    fn reset_methods(&self) -> Vec<ResetMethod> {
+        Vec::from_iter(self.resettable.then_some(ResetMethod::Server))
+    }
+
+    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
+        if self.reset_methods().contains(&method) {
+            return self.reset();
+        }
+        Err(ResetFailed::NotOffered {
             device: self.name.clone(),
-            source: error.into_io(),
+            method,
         })
+    }
+
+    /// Ends the connection, upon which a server must unmap everything; that it did is not known.
+    fn hang_up(&self) {
+        self.connection.end(Broken::HungUp);
     }
 
     fn deadline(&self) -> Option<Duration> {

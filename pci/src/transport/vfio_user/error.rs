@@ -17,6 +17,9 @@ pub enum Broken {
     /// The server closed its end, or died.
     #[error("the vfio-user server closed the connection (did it exit? look at its log)")]
     Closed,
+    /// We ended the connection ([`Transport::hang_up`](crate::transport::Transport::hang_up)).
+    #[error("the connection to the vfio-user server was ended by us; open the device again")]
+    HungUp,
     /// The server did not answer, or did not read, within the deadline. A late answer could be
     /// taken for that to another question, so the connection ends.
     #[error(
@@ -159,6 +162,7 @@ impl Broken {
     pub const fn errno(&self) -> Errno {
         match self {
             Self::Closed => Errno::ECONNRESET,
+            Self::HungUp => Errno::EBADF,
             Self::TimedOut { .. } => Errno::ETIMEDOUT,
             Self::Protocol(_) => Errno::EPROTO,
             Self::Socket(errno) => *errno,
@@ -167,6 +171,7 @@ impl Broken {
 
     pub(super) fn into_io(self) -> io::Error {
         let kind = match &self {
+            Self::HungUp => io::ErrorKind::NotConnected,
             Self::Closed => io::ErrorKind::ConnectionReset,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::Protocol(_) => io::ErrorKind::InvalidData,

@@ -1,0 +1,397 @@
+//! What a test can tell a [`FakeFunction`] to do, and read of what happened to it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use nix::errno::Errno;
+
+use super::{FakeFunction, State};
+use crate::capabilities::{DeviceStatus, PowerState, id};
+use crate::config::{Status, offset};
+use crate::id::Generation;
+use crate::transport::{IrqIndex, RegionIndex, ResetMethod, Strength, Unmapped};
+
+/// Where the fake's power-management capability is.
+const POWER: usize = 0x40;
+/// Its control and status register.
+pub(super) const POWER_CONTROL: usize = POWER + 4;
+/// Where its PCIe capability is.
+const PCIE: usize = 0x50;
+/// Its Device Status register.
+pub(super) const PCIE_STATUS: usize = PCIE + 0x0a;
+
+/// Puts the fake's two capabilities into a configuration space.
+pub(super) fn capabilities(config: &mut [u8]) {
+    config[usize::from(offset::STATUS)] |= Status::CAPABILITIES.bits() as u8;
+    config[usize::from(offset::CAPABILITIES)] = POWER as u8;
+    config[POWER..POWER + 2].copy_from_slice(&[id::POWER_MANAGEMENT as u8, PCIE as u8]);
+    config[PCIE..PCIE + 2].copy_from_slice(&[id::PCI_EXPRESS as u8, 0]);
+}
+
+/// Something that reached the transport, as the log tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Happened {
+    /// The command register was written.
+    Command(u16),
+    /// A reset was asked for.
+    Reset(ResetMethod),
+    /// A map call.
+    Map {
+        /// From this IOVA on.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// An unmap call, when it returned.
+    Unmap {
+        /// From this IOVA on.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+        /// What it answered.
+        outcome: Unmapped,
+    },
+    /// Interrupts were routed, or disabled.
+    Interrupts {
+        /// Which kind.
+        index: IrqIndex,
+        /// Event descriptors; 0 disables the kind.
+        count: usize,
+    },
+    /// A life ended.
+    Expire(Generation),
+    /// The function was taken out of its address space.
+    Detach,
+    /// Its descriptors were closed.
+    HangUp,
+}
+
+/// How configuration space reads when the function is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reading {
+    /// As hardware that is gone.
+    AllOnes,
+    /// As QEMU's, and as virtual functions.
+    Zero,
+}
+
+/// What a reset does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ResetScript {
+    /// It resets.
+    Works,
+    /// It returns 0 and resets nothing (C43).
+    ResetsNothing,
+    /// It resets, and bus mastering is on afterwards.
+    RestoresMaster,
+    /// It fails and changes nothing.
+    Fails(Errno),
+}
+
+/// A kind of call, to be held up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Call {
+    /// A reset by whatever method.
+    Reset,
+    /// [`Transport::dma_map`](crate::transport::Transport::dma_map).
+    Map,
+    /// [`Transport::dma_unmap`](crate::transport::Transport::dma_unmap).
+    Unmap,
+    /// A read by message.
+    Read(RegionIndex),
+    /// A write by message.
+    Write(RegionIndex),
+    /// [`Transport::set_irqs`](crate::transport::Transport::set_irqs).
+    Interrupts,
+    /// [`Transport::detach_space`](crate::transport::Transport::detach_space).
+    Detach,
+    /// [`Transport::hang_up`](crate::transport::Transport::hang_up).
+    HangUp,
+}
+
+/// Holds up calls of one kind, before they do anything, until it is dropped or released.
+#[derive(Debug)]
+#[must_use]
+pub struct Hold(Arc<Gate>);
+
+#[derive(Default, Debug)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default, Debug)]
+struct GateState {
+    open: bool,
+    inside: usize,
+}
+
+impl Hold {
+    /// Waits until a call is held.
+    pub fn wait_entered(&self) {
+        let gate = &self.0;
+        let state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            gate.changed
+                .wait_while(state, |state| state.inside == 0)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    /// Lets the held calls go on.
+    pub fn release(self) {}
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let gate = &self.0;
+        gate.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .open = true;
+        gate.changed.notify_all();
+    }
+}
+
+/// What happens when a call is held: a test's clock can be moved then.
+type OnEntry = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+pub(super) struct Holds {
+    /// How many there are: most tests have none, and their calls take no second lock.
+    count: AtomicUsize,
+    gates: Mutex<HashMap<Call, (Arc<Gate>, OnEntry)>>,
+}
+
+impl std::fmt::Debug for Holds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Holds").finish_non_exhaustive()
+    }
+}
+
+impl Holds {
+    fn add(&self, call: Call, on_entry: OnEntry) -> Hold {
+        let gate = Arc::new(Gate::default());
+        let held = (gate.clone(), on_entry);
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.insert(call, held);
+        self.count.store(gates.len(), Ordering::Release);
+        Hold(gate)
+    }
+
+    pub(super) fn pass(&self, call: Call) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = gates.get(&call).cloned();
+        drop(gates);
+        let Some((gate, on_entry)) = held else { return };
+        let mut state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.open {
+            return;
+        }
+        state.inside += 1;
+        gate.changed.notify_all();
+        drop(state);
+        on_entry();
+        let state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            gate.changed
+                .wait_while(state, |state| !state.open)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// The interrupts of a fake, and where they are routed.
+#[derive(Default, Debug)]
+pub(super) struct Events {
+    vectors: u32,
+    routed: HashMap<(IrqIndex, u32), OwnedFd>,
+}
+
+impl Events {
+    pub(super) fn new(vectors: u32) -> Self {
+        Self {
+            vectors,
+            routed: HashMap::new(),
+        }
+    }
+
+    pub(super) fn count(&self, index: IrqIndex) -> u32 {
+        match index {
+            IrqIndex::Msix => self.vectors,
+            IrqIndex::Error | IrqIndex::Request => u32::from(self.vectors > 0),
+            IrqIndex::Intx | IrqIndex::Msi => 0,
+        }
+    }
+
+    pub(super) fn route(
+        &mut self,
+        index: IrqIndex,
+        first: u32,
+        eventfds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        if eventfds.is_empty() {
+            self.routed.retain(|(kind, _), _| *kind != index);
+            return Ok(());
+        }
+        if u64::from(first) + eventfds.len() as u64 > self.count(index).into() {
+            return Err(Errno::EINVAL.into());
+        }
+        for (vector, fd) in (first..).zip(eventfds) {
+            self.routed
+                .insert((index, vector), fd.try_clone_to_owned()?);
+        }
+        Ok(())
+    }
+
+    fn fire(&self, index: IrqIndex, vector: u32) -> bool {
+        let routed = self.routed.get(&(index, vector));
+        routed.is_some_and(|fd| nix::unistd::write(fd, &1u64.to_ne_bytes()).is_ok())
+    }
+}
+
+/// What a test tells it to do.
+impl FakeFunction {
+    /// What happened so far, in order.
+    #[must_use]
+    pub fn log(&self) -> Vec<Happened> {
+        self.state().log.clone()
+    }
+
+    /// Takes the log, so that the next one begins here.
+    #[must_use]
+    pub fn take_log(&self) -> Vec<Happened> {
+        std::mem::take(&mut self.state().log)
+    }
+
+    /// What the register at `offset` of BAR 0 holds after a reset; without this it is 0. It holds
+    /// that now, too.
+    #[must_use]
+    pub fn with_reset_value(self, offset: u64, value: u32) -> Self {
+        self.set_register(offset, value);
+        self.state().reset_values.insert(offset, value);
+        self
+    }
+
+    /// Changes a register of BAR 0 as the device itself does.
+    pub fn set_register(&self, offset: u64, value: u32) {
+        let bytes = value.to_le_bytes();
+        let written = nix::sys::uio::pwrite(&self.bar, &bytes, offset.cast_signed());
+        assert_eq!(written, Ok(4), "register {offset:#x} of a fake");
+    }
+
+    /// The register at `offset` of BAR 0, as the device itself sees it.
+    #[must_use]
+    pub fn register(&self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        let read = nix::sys::uio::pread(&self.bar, &mut bytes, offset.cast_signed());
+        assert_eq!(read, Ok(4), "register {offset:#x} of a fake");
+        u32::from_le_bytes(bytes)
+    }
+
+    /// How strongly its unmaps revoke from now on.
+    pub fn set_strength(&self, strength: Strength) {
+        self.state().strength = strength;
+    }
+
+    /// Whether other functions share its address space from now on.
+    pub fn set_shares_space(&self, shares: bool) {
+        self.state().shares_space = shares;
+    }
+
+    /// The resets that it offers from now on.
+    pub fn set_reset_methods(&self, methods: &[ResetMethod]) {
+        self.state().reset_methods = methods.to_vec();
+    }
+
+    /// What every reset by `method` does from now on, [`ResetMethod::Hot`] included, which is
+    /// offered only then.
+    pub fn script_reset(&self, method: ResetMethod, script: ResetScript) {
+        self.state().resets.insert(method, script);
+    }
+
+    /// What the next reset does, by whatever method; several queue up.
+    pub fn script_next_reset(&self, script: ResetScript) {
+        self.state().next_resets.push_back(script);
+    }
+
+    /// Makes the next `reads` of configuration space read as if the function were gone; for ever
+    /// with `u64::MAX`. Writes go on to arrive, as at a function that is away for a moment only.
+    pub fn misread_config(&self, reading: Reading, reads: u64) {
+        self.state().config_reads = (reads > 0).then_some((reading, reads));
+    }
+
+    /// Ends [`FakeFunction::misread_config`].
+    pub fn read_config_again(&self) {
+        self.state().config_reads = None;
+    }
+
+    /// Makes the command register read with Bus Master Enable set, whatever it is.
+    pub fn set_reads_as_master(&self, reads: bool) {
+        self.state().reads_as_master = reads;
+    }
+
+    /// Whether bus mastering is on.
+    #[must_use]
+    pub fn is_master(&self) -> bool {
+        let command = self.state().command();
+        command.contains(crate::config::Command::BUS_MASTER)
+    }
+
+    /// Sets or clears Transactions Pending in Device Status.
+    pub fn set_transactions_pending(&self, pending: bool) {
+        self.with_low_byte(PCIE_STATUS, |byte| {
+            let bit = DeviceStatus::TRANSACTIONS_PENDING.bits() as u8;
+            *byte = if pending { *byte | bit } else { *byte & !bit };
+        });
+    }
+
+    /// Puts the function into a power state, which only a reset that works leaves again.
+    pub fn set_power_state(&self, state: PowerState) {
+        let bits = match state {
+            PowerState::D0 => 0,
+            PowerState::D1 => 1,
+            PowerState::D2 => 2,
+            PowerState::D3hot => 3,
+        };
+        self.with_low_byte(POWER_CONTROL, |byte| *byte = *byte & !3 | bits);
+    }
+
+    fn with_low_byte(&self, at: usize, change: impl FnOnce(&mut u8)) {
+        let state: &mut State = &mut self.state();
+        change(&mut state.config[at]);
+    }
+
+    /// Makes the next [`Transport::detach_space`](crate::transport::Transport::detach_space) fail.
+    pub fn fail_next_detach(&self, errno: Errno) {
+        self.state().detach_errors.push_back(errno);
+    }
+
+    /// Signals what an interrupt is routed to; false when it is routed to nothing.
+    pub fn fire(&self, index: IrqIndex, vector: u32) -> bool {
+        self.state().events.fire(index, vector)
+    }
+
+    /// Holds up every call of this kind until the result is dropped.
+    pub fn hold(&self, call: Call) -> Hold {
+        self.holds.add(call, Arc::new(|| {}))
+    }
+
+    /// As [`FakeFunction::hold`]; `on_entry` runs on the thread of each call that is held, when it
+    /// begins to be: to move a manual clock beyond a deadline.
+    pub fn hold_and(&self, call: Call, on_entry: impl Fn() + Send + Sync + 'static) -> Hold {
+        self.holds.add(call, Arc::new(on_entry))
+    }
+
+    /// Whether [`Transport::hang_up`](crate::transport::Transport::hang_up) was called.
+    #[must_use]
+    pub fn is_hung_up(&self) -> bool {
+        self.state().hung_up
+    }
+}
