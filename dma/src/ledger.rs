@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use failstop_pci::transport::Iova;
+use failstop_pci::id::Generation;
+use failstop_pci::transport::{Iova, Unmapped};
 use thiserror::Error;
 
 use crate::memory::Memory;
 use crate::proof::ObjectId;
+
+mod revoke;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use revoke::Covered;
 
 /// Where a range is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -19,8 +26,10 @@ pub enum State {
     Mapping,
     /// The device can reach it.
     Live,
-    /// The unmap call has not returned.
+    /// Its owner let go of it on a proof; the unmap call has not returned.
     Unmapping,
+    /// The ladder is unmapping it, or has, and its fate is not settled (R4.6).
+    Revoking,
     /// Kept back for want of proof: leaked on purpose, until proof comes.
     Quarantined,
 }
@@ -31,6 +40,7 @@ impl fmt::Display for State {
             Self::Mapping => "mapping",
             Self::Live => "live",
             Self::Unmapping => "unmapping",
+            Self::Revoking => "revoking",
             Self::Quarantined => "quarantined",
         })
     }
@@ -49,7 +59,7 @@ pub struct Line {
     pub state: State,
     /// Since when, on the address space's clock.
     pub since: Duration,
-    /// Why it is quarantined.
+    /// Why it is quarantined, or what it waits for.
     pub reason: Option<&'static str>,
 }
 
@@ -64,6 +74,11 @@ pub struct Totals {
     pub quarantined_bytes: u64,
     /// Mappings of them.
     pub quarantined_mappings: u64,
+    /// Bytes that no device reaches any more and that a handle still holds: freed when it is
+    /// dropped (R5).
+    pub held_bytes: u64,
+    /// Mappings of them.
+    pub held_mappings: u64,
     /// The most bytes that were ever entered at once.
     pub peak_bytes: u64,
     /// The most mappings that were ever entered at once.
@@ -91,36 +106,264 @@ pub enum Refused {
         /// Its state.
         state: State,
     },
-    /// The device is broken: no new mapping begins (R2).
+    /// The device is broken, or the owner is of a life of it that is over: no new mapping begins
+    /// (R2).
     #[error("the device is broken: nothing is mapped any more")]
     Closed,
 }
 
+/// What the transport said of a range last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reach {
+    /// The device can reach it, or nobody knows better.
+    Mapped,
+    /// A map or unmap call for it has not returned: only the hand that made it changes the entry's
+    /// reach, and nobody strikes it out.
+    Calling,
+    /// Unmapped exactly, by a transport that does not enforce anything.
+    Unmapped,
+    /// Unmapped exactly, by an enforcing IOMMU or on a server's word.
+    Revoked,
+    /// The transport knew no such mapping.
+    Absent,
+    /// The unmap failed, or was of another size.
+    Unsure,
+}
+
+impl Reach {
+    /// After an unmap call with that outcome.
+    fn after(outcome: Unmapped, enforced: bool) -> Self {
+        match outcome {
+            Unmapped::Exact if enforced => Self::Revoked,
+            Unmapped::Exact => Self::Unmapped,
+            Unmapped::Busy => Self::Mapped,
+            Unmapped::Absent => Self::Absent,
+            Unmapped::Partial { .. } | Unmapped::Failed(_) => Self::Unsure,
+        }
+    }
+}
+
+/// Why an entry is not released: one byte, since there are many entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Why {
+    NoProof,
+    Unanswered,
+    NotTried,
+    InMap,
+    InUnmap,
+    NotStopped,
+    Absent,
+    Partial,
+    Failed,
+    Busy,
+}
+
+impl Why {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::NoProof => "no proof that the device let go of it",
+            Self::Unanswered => "nobody answered whether it was mapped",
+            Self::NotTried => "its unmap was not tried",
+            Self::InMap => "its map call has not returned",
+            Self::InUnmap => "its unmap call has not returned",
+            Self::NotStopped => {
+                "unmapped, but nothing enforces that and the function is not proven stopped"
+            }
+            Self::Absent => "the transport knew no such mapping",
+            Self::Partial => "the transport unmapped another size",
+            Self::Failed => "the unmap failed",
+            Self::Busy => "the address space stayed busy",
+        }
+    }
+
+    /// Of an unmap that was not exact.
+    const fn of(outcome: Unmapped) -> Self {
+        match outcome {
+            Unmapped::Exact => Self::NotStopped,
+            Unmapped::Absent => Self::Absent,
+            Unmapped::Partial { .. } => Self::Partial,
+            Unmapped::Failed(_) => Self::Failed,
+            Unmapped::Busy => Self::Busy,
+        }
+    }
+}
+
+/// The name of an entry. The address alone names whoever uses it now: a handle of an entry that was
+/// struck must not touch its next user's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    pub(crate) iova: Iova,
+    serial: u64,
+}
+
 struct Entry {
+    serial: u64,
     len: u64,
     owner: ObjectId,
-    state: State,
     since: Duration,
-    reason: Option<&'static str>,
     memory: Arc<Memory>,
+    state: State,
+    reach: Reach,
+    reason: Option<Why>,
+    /// Somebody has a [`Mapping`](crate::space::Mapping) of it.
+    handle: bool,
+    /// Its owner let go of it on a proof of its own, while another hand was unmapping it.
+    let_go: bool,
+}
+
+impl Entry {
+    fn line(&self, iova: u64) -> Line {
+        Line {
+            iova: Iova(iova),
+            len: self.len,
+            owner: self.owner,
+            state: self.state,
+            since: self.since,
+            reason: self.reason.map(Why::text),
+        }
+    }
 }
 
 #[derive(Default)]
 struct Inner {
     entries: BTreeMap<u64, Entry>,
+    totals: Totals,
+    next_serial: u64,
     closed: bool,
-    bytes: u64,
-    peak_bytes: u64,
-    peak_mappings: u64,
+    /// Counts closings and reopenings, so that a hand that comes back late sees that it is.
+    epoch: u64,
+    /// Entries of a smaller serial were entered before the ledger was last closed.
+    closed_at: u64,
+    /// The newest life that anything was ever entered for.
+    newest: Option<Generation>,
+    /// Lives that a proof covers as a whole: nothing can be entered for them any more.
+    over: Option<Generation>,
+    /// The function was proven stopped after this life and the older ones, which is a ground for
+    /// release: not by its own word, and alone in its space.
+    stopped: Option<Generation>,
+    /// The same without that condition: it forgot the addresses that it was given.
+    forgotten: Option<Generation>,
+    /// Since the ledger was closed, entries were unmapped by a transport whose unmap counts.
+    enforced: bool,
+    /// Addresses whose memory is released while the function is not proven stopped: not to be
+    /// handed out again.
+    kept: Vec<(Iova, Generation)>,
+}
+
+impl Inner {
+    fn entry(&mut self, key: Key) -> Option<&mut Entry> {
+        self.entries
+            .get_mut(&key.iova.0)
+            .filter(|entry| entry.serial == key.serial)
+    }
+
+    /// Brings an entry into another state.
+    fn set(&mut self, key: Key, state: State, reason: Option<Why>, now: Duration) {
+        let Some(entry) = self.entry(key) else {
+            return;
+        };
+        if entry.state != state {
+            entry.since = now;
+        }
+        entry.reason = reason;
+        let (before, len) = (mem::replace(&mut entry.state, state), entry.len);
+        self.totals.take(before, len);
+        self.totals.put(state, len);
+    }
+
+    /// Takes an entry out.
+    fn strike(&mut self, key: Key) -> Option<Entry> {
+        self.entry(key)?;
+        let entry = self.entries.remove(&key.iova.0)?;
+        self.totals.take(entry.state, entry.len);
+        if entry.handle {
+            self.totals.held_bytes += entry.len;
+            self.totals.held_mappings += 1;
+        }
+        Some(entry)
+    }
+
+    /// Takes an entry out that the device cannot reach. Its address may be used again if the device
+    /// cannot aim at it either.
+    fn release(&mut self, key: Key, reusable: bool) -> Option<Freed> {
+        let entry = self.strike(key)?;
+        if !reusable {
+            self.kept.push((key.iova, entry.owner.generation));
+        }
+        Some(Freed {
+            memory: entry.memory,
+            reusable: reusable.then_some(key.iova),
+        })
+    }
+
+    /// Whether the ledger was never closed since the entry was made.
+    fn undisturbed(&self, key: Key) -> bool {
+        key.serial >= self.closed_at
+    }
+
+    fn bytes(&self) -> u64 {
+        self.totals.live_bytes + self.totals.quarantined_bytes
+    }
+}
+
+impl Totals {
+    fn sums(&mut self, state: State) -> (&mut u64, &mut u64) {
+        if state == State::Quarantined {
+            (&mut self.quarantined_bytes, &mut self.quarantined_mappings)
+        } else {
+            (&mut self.live_bytes, &mut self.live_mappings)
+        }
+    }
+
+    fn put(&mut self, state: State, len: u64) {
+        let (bytes, mappings) = self.sums(state);
+        (*bytes, *mappings) = (*bytes + len, *mappings + 1);
+    }
+
+    fn take(&mut self, state: State, len: u64) {
+        let (bytes, mappings) = self.sums(state);
+        (*bytes, *mappings) = (*bytes - len, *mappings - 1);
+    }
+
+    fn shell_dropped(&mut self, len: u64) {
+        self.held_bytes -= len;
+        self.held_mappings -= 1;
+    }
+}
+
+/// Memory that left the ledger, to be dropped when no lock is held, and the address that may be
+/// handed out again.
+#[must_use]
+pub(crate) struct Freed {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) reusable: Option<Iova>,
+}
+
+/// What an owner that lets go of its entry on a proof does next.
+pub(crate) enum LetGo {
+    /// The entry is gone: nothing.
+    Struck,
+    /// Another hand is unmapping it: nothing, the entry is left to that one.
+    Left,
+    /// It is unmapped already.
+    Freed(Freed),
+    /// The transport knew no such mapping when it was to be unmapped.
+    Absent,
+    /// Make the unmap call, then [`Ledger::unmap_returned`].
+    Unmap,
 }
 
 /// Every range that one device can reach.
 ///
 /// Its lock is a leaf: taken for a few map operations, never held over a system call. An entry
 /// holds the memory itself, so that nothing else that is dropped can free it.
+///
+/// People read it; only this crate's [`AddressSpace`](crate::space::AddressSpace) writes it.
 #[derive(Default)]
 pub struct Ledger {
     inner: Mutex<Inner>,
+    /// A call came back.
+    returned: Condvar,
 }
 
 impl Ledger {
@@ -130,20 +373,16 @@ impl Ledger {
     }
 
     /// Enters a range, before its map call.
-    ///
-    /// # Errors
-    ///
-    /// [`Refused`].
-    pub fn enter(
+    pub(crate) fn enter(
         &self,
         iova: Iova,
         owner: ObjectId,
         memory: Arc<Memory>,
         now: Duration,
-    ) -> Result<(), Refused> {
+    ) -> Result<Key, Refused> {
         let len = memory.len() as u64;
         let mut inner = self.inner();
-        if inner.closed {
+        if inner.closed || inner.over.is_some_and(|over| owner.generation <= over) {
             return Err(Refused::Closed);
         }
         let end = iova.0.saturating_add(len);
@@ -160,110 +399,174 @@ impl Ledger {
                 state,
             });
         }
+        let serial = inner.next_serial;
+        inner.next_serial += 1;
         let entry = Entry {
+            serial,
             len,
             owner,
-            state: State::Mapping,
             since: now,
-            reason: None,
             memory,
+            state: State::Mapping,
+            reach: Reach::Calling,
+            reason: None,
+            handle: false,
+            let_go: false,
         };
         inner.entries.insert(iova.0, entry);
-        inner.bytes += len;
-        inner.peak_bytes = inner.peak_bytes.max(inner.bytes);
-        inner.peak_mappings = inner.peak_mappings.max(inner.entries.len() as u64);
-        Ok(())
+        inner.newest = inner.newest.max(Some(owner.generation));
+        inner.totals.put(State::Mapping, len);
+        inner.totals.peak_bytes = inner.totals.peak_bytes.max(inner.bytes());
+        inner.totals.peak_mappings = inner.totals.peak_mappings.max(inner.entries.len() as u64);
+        Ok(Key { iova, serial })
     }
 
-    /// The map call succeeded. False when the ledger was closed meanwhile: the caller unmaps (C34).
+    /// The map call succeeded. False when the ledger was closed meanwhile, even if it is open
+    /// again: the caller unmaps, and says so by [`Ledger::late_unmap_returned`] (C34).
     #[must_use]
-    pub(crate) fn mapped(&self, iova: Iova, now: Duration) -> bool {
+    pub(crate) fn mapped(&self, key: Key, now: Duration) -> bool {
         let mut inner = self.inner();
-        let open = !inner.closed;
-        if let Some(entry) = inner.entries.get_mut(&iova.0)
-            && open
-        {
-            (entry.state, entry.since) = (State::Live, now);
+        let late = !inner.undisturbed(key);
+        if late {
+            inner.set(key, State::Unmapping, None, now);
+        } else if let Some(entry) = inner.entry(key) {
+            (entry.reach, entry.handle) = (Reach::Mapped, true);
+            inner.set(key, State::Live, None, now);
         }
-        open
+        !late
     }
 
-    /// The unmap call is about to be made.
-    pub(crate) fn unmapping(&self, iova: Iova, now: Duration) {
-        self.set(iova, State::Unmapping, None, now);
+    /// The map call failed, and nothing is mapped.
+    pub(crate) fn not_mapped(&self, key: Key) {
+        let _entry = self.inner().strike(key);
+        self.returned.notify_all();
     }
 
-    /// The unmap call changed nothing: as before it.
-    pub(crate) fn still_live(&self, iova: Iova, now: Duration) {
-        self.set(iova, State::Live, None, now);
-    }
-
-    /// No proof: the range and its memory stay.
-    pub(crate) fn quarantine(&self, iova: Iova, reason: &'static str, now: Duration) {
-        self.set(iova, State::Quarantined, Some(reason), now);
-    }
-
-    fn set(&self, iova: Iova, state: State, reason: Option<&'static str>, now: Duration) {
-        if let Some(entry) = self.inner().entries.get_mut(&iova.0) {
-            (entry.state, entry.reason, entry.since) = (state, reason, now);
-        }
-    }
-
-    /// The device cannot reach the range any more: strikes it out and hands back its memory.
-    pub(crate) fn strike(&self, iova: Iova) -> Option<Arc<Memory>> {
+    /// The map call ended without an answer: it counts as mapped.
+    pub(crate) fn perhaps_mapped(&self, key: Key, now: Duration) {
         let mut inner = self.inner();
-        let entry = inner.entries.remove(&iova.0)?;
-        inner.bytes -= entry.len;
-        Some(entry.memory)
+        if let Some(entry) = inner.entry(key) {
+            entry.reach = Reach::Mapped;
+        }
+        inner.set(key, State::Quarantined, Some(Why::Unanswered), now);
+        self.returned.notify_all();
     }
 
-    /// Whether an entry starts here.
-    #[must_use]
-    pub fn holds(&self, iova: Iova) -> bool {
-        self.inner().entries.contains_key(&iova.0)
+    /// The owner lets go of the entry, of `len` bytes, on a proof that covers it.
+    pub(crate) fn let_go(&self, key: Key, len: u64, now: Duration) -> LetGo {
+        let mut inner = self.inner();
+        let reusable = inner.undisturbed(key);
+        let Some(entry) = inner.entry(key) else {
+            inner.totals.shell_dropped(len);
+            return LetGo::Struck;
+        };
+        match entry.reach {
+            Reach::Calling => {
+                (entry.handle, entry.let_go) = (false, true);
+                LetGo::Left
+            }
+            Reach::Unmapped | Reach::Revoked => {
+                entry.handle = false;
+                inner
+                    .release(key, reusable)
+                    .map_or(LetGo::Struck, LetGo::Freed)
+            }
+            Reach::Absent => {
+                entry.handle = false;
+                LetGo::Absent
+            }
+            Reach::Mapped | Reach::Unsure => {
+                entry.reach = Reach::Calling;
+                inner.set(key, State::Unmapping, None, now);
+                LetGo::Unmap
+            }
+        }
     }
 
-    /// No new entry is taken from now on (R2).
-    pub fn close(&self) {
-        self.inner().closed = true;
+    /// The unmap call of [`Ledger::let_go`] returned. Memory and address are freed if it was exact.
+    pub(crate) fn unmap_returned(
+        &self,
+        key: Key,
+        outcome: Unmapped,
+        now: Duration,
+    ) -> Option<Freed> {
+        let mut inner = self.inner();
+        let undisturbed = inner.undisturbed(key);
+        let entry = inner.entry(key)?;
+        entry.reach = Reach::after(outcome, false);
+        self.returned.notify_all();
+        match outcome {
+            Unmapped::Exact => {
+                entry.handle = false;
+                inner.release(key, undisturbed)
+            }
+            // The handle is handed back.
+            Unmapped::Busy if undisturbed => {
+                inner.set(key, State::Live, None, now);
+                None
+            }
+            Unmapped::Busy => {
+                inner.set(key, State::Quarantined, Some(Why::Busy), now);
+                None
+            }
+            _ => {
+                entry.handle = false;
+                inner.set(key, State::Quarantined, Some(Why::of(outcome)), now);
+                None
+            }
+        }
+    }
+
+    /// The unmap call after a late [`Ledger::mapped`] returned. The device never learnt the address,
+    /// so that it may be used again.
+    pub(crate) fn late_unmap_returned(
+        &self,
+        key: Key,
+        outcome: Unmapped,
+        now: Duration,
+    ) -> Option<Freed> {
+        let mut inner = self.inner();
+        inner.entry(key)?.reach = Reach::after(outcome, false);
+        self.returned.notify_all();
+        if outcome == Unmapped::Exact {
+            return inner.release(key, true);
+        }
+        inner.set(key, State::Quarantined, Some(Why::of(outcome)), now);
+        None
+    }
+
+    /// The handle of an entry of `len` bytes goes without a proof: the range and its memory stay.
+    /// False when the entry had been struck, so that only the handle's pages go.
+    pub(crate) fn handle_dropped(&self, key: Key, len: u64, now: Duration) -> bool {
+        let mut inner = self.inner();
+        let Some(entry) = inner.entry(key) else {
+            inner.totals.shell_dropped(len);
+            return false;
+        };
+        entry.handle = false;
+        if entry.state == State::Live {
+            inner.set(key, State::Quarantined, Some(Why::NoProof), now);
+        }
+        true
+    }
+
+    /// Whether the entry is still listed.
+    pub(crate) fn lists(&self, key: Key) -> bool {
+        self.inner().entry(key).is_some()
     }
 
     /// The sums.
     #[must_use]
     pub fn totals(&self) -> Totals {
-        let inner = self.inner();
-        let mut totals = Totals {
-            peak_bytes: inner.peak_bytes,
-            peak_mappings: inner.peak_mappings,
-            ..Totals::default()
-        };
-        for entry in inner.entries.values() {
-            let (bytes, mappings) = if entry.state == State::Quarantined {
-                (
-                    &mut totals.quarantined_bytes,
-                    &mut totals.quarantined_mappings,
-                )
-            } else {
-                (&mut totals.live_bytes, &mut totals.live_mappings)
-            };
-            *bytes += entry.len;
-            *mappings += 1;
-        }
-        totals
+        self.inner().totals
     }
 
     /// Every line, by address.
     #[must_use]
     pub fn lines(&self) -> Vec<Line> {
-        let line = |(&iova, entry): (&u64, &Entry)| Line {
-            iova: Iova(iova),
-            len: entry.len,
-            owner: entry.owner,
-            state: entry.state,
-            since: entry.since,
-            reason: entry.reason,
-        };
-        self.inner().entries.iter().map(line).collect()
+        let inner = self.inner();
+        let lines = inner.entries.iter();
+        lines.map(|(&iova, entry)| entry.line(iova)).collect()
     }
 }
 

@@ -1,14 +1,19 @@
 //! The grounds on which memory may be released (R3).
 //!
 //! There is no proof without a reading: an [`Acknowledged`] consumes what `pci` makes only by
-//! reading a register of a living function, and an [`Unreferenced`] is made only by a region that
-//! no queue holds.
+//! reading a register of a living function, an [`Unreferenced`] is made only by a region that no
+//! queue holds, and a whole life is covered only by a `FunctionStopped` of `pci`, or by what
+//! [`AddressSpace::settle`] found unmapped.
 
 use std::fmt;
 
 use failstop_pci::id::{DeviceId, Generation};
+use failstop_pci::reset::FunctionStopped;
 use failstop_pci::transport::Iova;
 use failstop_pci::window::Stopped;
+
+use crate::ledger::Covered;
+use crate::space::AddressSpace;
 
 /// One object on one device in one life of it: whose memory a mapping is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -67,14 +72,29 @@ impl Unreferenced {
     }
 }
 
-/// A ground for release: names the object whose memory it covers.
+/// A ground for release: names the device, the life and the memory that it covers.
 #[must_use]
 #[derive(Debug)]
 pub struct ReleaseProof {
-    object: ObjectId,
-    /// The start of the one mapping that it covers; all of the object's without one.
-    iova: Option<Iova>,
+    scope: Scope,
     ground: Ground,
+}
+
+#[derive(Debug)]
+enum Scope {
+    Object {
+        object: ObjectId,
+        /// The start of the one mapping that it covers; all of the object's without one.
+        iova: Option<Iova>,
+    },
+    /// Every object of these lives.
+    Life {
+        device: DeviceId,
+        /// And all older ones.
+        generation: Generation,
+        /// Starts of mappings that are not covered, ascending.
+        except: Box<[Iova]>,
+    },
 }
 
 /// Which ground a proof stands on, for reports.
@@ -84,13 +104,71 @@ pub enum Ground {
     Acknowledged,
     /// The device never knew the range by itself, and no queue holds it any more (R3.3).
     Unreferenced,
+    /// The function was stopped: bus mastering off and a proven reset (R4).
+    Stopped,
+    /// An enforcing IOMMU, or the server, removed the mapping exactly (R4).
+    Unmapped,
+}
+
+impl fmt::Display for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Acknowledged => "the device acknowledged the stop",
+            Self::Unreferenced => "no queue holds an address of it",
+            Self::Stopped => "the function is stopped",
+            Self::Unmapped => "the mapping was removed",
+        })
+    }
 }
 
 impl ReleaseProof {
+    /// Every object of a function that was proven stopped, of the life that ended so and of older
+    /// ones. None when others can issue DMA in its address space, when the stop is the function's
+    /// own word only (a software reset), or it is another function's.
+    ///
+    /// From now on nothing is mapped in `space` for those lives. The caller must not turn bus
+    /// mastering on again before it began a new one.
+    pub fn stopped(stopped: &FunctionStopped, space: &AddressSpace) -> Option<Self> {
+        let generation = stopped.generation();
+        space.end_life(stopped).then(|| Self {
+            scope: Scope::Life {
+                device: stopped.device(),
+                generation,
+                except: Box::default(),
+            },
+            ground: Ground::Stopped,
+        })
+    }
+
+    pub(crate) fn of_life(device: DeviceId, covered: Covered) -> Self {
+        Self {
+            scope: Scope::Life {
+                device,
+                generation: covered.up_to,
+                except: covered.except,
+            },
+            ground: covered.ground,
+        }
+    }
+
     /// Whether the memory of `object` that is mapped at `iova` may be released on it.
     #[must_use]
     pub fn covers(&self, object: ObjectId, iova: Iova) -> bool {
-        self.object == object && self.iova.is_none_or(|covered| covered == iova)
+        match &self.scope {
+            Scope::Object {
+                object: covered,
+                iova: only,
+            } => *covered == object && only.is_none_or(|only| only == iova),
+            Scope::Life {
+                device,
+                generation,
+                except,
+            } => {
+                *device == object.device
+                    && object.generation <= *generation
+                    && except.binary_search(&iova).is_err()
+            }
+        }
     }
 
     /// What it stands on.
@@ -103,8 +181,10 @@ impl ReleaseProof {
 impl From<Acknowledged> for ReleaseProof {
     fn from(acknowledged: Acknowledged) -> Self {
         Self {
-            object: acknowledged.object,
-            iova: None,
+            scope: Scope::Object {
+                object: acknowledged.object,
+                iova: None,
+            },
             ground: Ground::Acknowledged,
         }
     }
@@ -113,8 +193,10 @@ impl From<Acknowledged> for ReleaseProof {
 impl From<Unreferenced> for ReleaseProof {
     fn from(unreferenced: Unreferenced) -> Self {
         Self {
-            object: unreferenced.object,
-            iova: Some(unreferenced.iova),
+            scope: Scope::Object {
+                object: unreferenced.object,
+                iova: Some(unreferenced.iova),
+            },
             ground: Ground::Unreferenced,
         }
     }

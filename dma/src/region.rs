@@ -7,7 +7,7 @@
 use std::fmt;
 use std::mem;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failstop_pci::transport::Iova;
@@ -15,8 +15,8 @@ use thiserror::Error;
 
 use crate::frame::Frame;
 use crate::memory::Memory;
-use crate::proof::{ObjectId, Unreferenced};
-use crate::space::{Mapping, NotReleased};
+use crate::proof::{ObjectId, ReleaseProof, Unreferenced};
+use crate::space::{AddressSpace, Mapping, NotReleased, SpaceError};
 
 /// Bytes that a frame's size is a multiple of: a cache line, so that two frames never share one.
 pub const FRAME_ALIGN: u32 = 64;
@@ -40,10 +40,10 @@ pub struct BadFrameSize {
 /// freed when it reaches 0, and not before.
 pub(crate) struct Region {
     pub(crate) base: NonNull<u8>,
-    pub(crate) iova: u64,
+    /// Changes only while the region is closed to rings: see [`FrameRegion::carry`].
+    iova: AtomicU64,
     pub(crate) frame: u32,
     count: u32,
-    object: ObjectId,
     /// Rings that hold frames of this region and were not yet dismantled with a proof; the top
     /// bit closes the region to new ones.
     rings: AtomicU32,
@@ -52,6 +52,8 @@ pub(crate) struct Region {
 }
 
 struct Home {
+    /// Whose the region is.
+    object: ObjectId,
     offsets: Vec<u32>,
     out: u64,
 }
@@ -61,6 +63,16 @@ const CLOSED: u32 = 1 << 31;
 impl Region {
     fn home(&self) -> MutexGuard<'_, Home> {
         self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the device finds it. A ring that holds the region keeps it from changing.
+    #[inline(always)]
+    pub(crate) fn iova(&self) -> u64 {
+        self.iova.load(Ordering::Relaxed)
+    }
+
+    fn object(&self) -> ObjectId {
+        self.home().object
     }
 
     /// Takes a frame home; frees the region when that was the last of everything.
@@ -80,6 +92,18 @@ impl Region {
             // SAFETY: made by `Box::leak` in `FrameRegion::new`; nothing counts on it any more.
             drop(unsafe { Box::from_raw(region.as_ptr()) });
         }
+    }
+
+    /// Closes the region to new rings; false when one holds it, or it is closed already.
+    fn close(&self) -> bool {
+        self.rings
+            .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Opens it again, after [`Self::close`].
+    fn open(&self) {
+        self.rings.store(0, Ordering::Release);
     }
 
     /// Counts a ring in; false once the region is closed.
@@ -155,12 +179,12 @@ impl FrameRegion {
         let memory = mapping.memory().clone();
         let region = Region {
             base: memory.base(),
-            iova: mapping.iova().0,
+            iova: AtomicU64::new(mapping.iova().0),
             frame,
             count,
-            object: mapping.owner(),
             rings: AtomicU32::new(0),
             home: Mutex::new(Home {
+                object: mapping.owner(),
                 offsets: (0..count).rev().map(|i| i * frame).collect(),
                 out: 1,
             }),
@@ -215,15 +239,60 @@ impl FrameRegion {
     /// has changed then.
     #[must_use]
     pub fn unreferenced(&self) -> Option<Unreferenced> {
-        let rings = &self.shared.region().rings;
-        let closed = match rings.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(now) => now == CLOSED,
-        };
+        let region = self.shared.region();
+        let closed = region.close() || region.rings.load(Ordering::Acquire) == CLOSED;
         closed.then(|| Unreferenced::new(self.owner(), self.iova()))
     }
 
+    /// Maps the region anew for another life of its device, as `owner`'s: the same memory and the
+    /// same frames, at another address. Pools and frames that are out stay valid.
+    ///
+    /// `proof` is of the life that ended, and the ladder has released the old mapping on it; no
+    /// ring may hold frames of the region.
+    ///
+    /// # Errors
+    ///
+    /// The region, as it was, with [`SpaceError::NotCarried`], or why it could not be mapped.
+    pub fn carry(
+        mut self,
+        proof: &ReleaseProof,
+        space: &Arc<AddressSpace>,
+        owner: ObjectId,
+    ) -> Result<Self, (Self, SpaceError)> {
+        let refused = |region: Self, why| {
+            let error = space.not_carried(region.owner(), why);
+            Err((region, error))
+        };
+        if !proof.covers(self.owner(), self.iova()) {
+            return refused(self, "the proof does not cover it");
+        }
+        if !self.mapping.is_shell() {
+            return refused(self, "its old mapping was not released");
+        }
+        if !self.shared.region().close() {
+            return refused(self, "queues hold frames of it, or it is being destroyed");
+        }
+        // Closed to rings from here on, so that none reads the address while it changes.
+        let mapped = space.map_again(owner, self.mapping.memory().clone());
+        let region = self.shared.region();
+        if let Ok(mapping) = &mapped {
+            region.iova.store(mapping.iova().0, Ordering::Relaxed);
+            region.home().object = owner;
+        }
+        region.open();
+        match mapped {
+            Ok(mapping) => {
+                self.mapping = mapping;
+                Ok(self)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
     /// The mapping, to be released with a proof.
+    ///
+    /// Frames of the region stay what they are; a ring that holds some is what the proof must
+    /// speak of.
     #[must_use = "a mapping that is dropped is quarantined"]
     pub fn into_mapping(self) -> Mapping {
         self.mapping
@@ -374,7 +443,7 @@ impl fmt::Debug for Pool {
         write!(
             f,
             "pool of {}: {} available",
-            self.shared.region().object,
+            self.shared.region().object(),
             self.available()
         )
     }
@@ -385,7 +454,9 @@ impl fmt::Debug for Region {
         write!(
             f,
             "{}: {} frames of {} bytes",
-            self.object, self.count, self.frame
+            self.object(),
+            self.count,
+            self.frame
         )
     }
 }

@@ -197,7 +197,7 @@ impl ExchangeRing {
     pub fn cursor(&mut self, index: u32) -> Cursor<'_> {
         // SAFETY: the region lives by the invariant.
         let region = unsafe { self.region.as_ref() };
-        let (iova, frame) = (region.iova, region.frame);
+        let (iova, frame) = (region.iova(), region.frame);
         Cursor {
             words: self.words,
             slots: NonNull::from(&mut *self.slots).cast(),

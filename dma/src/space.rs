@@ -1,5 +1,6 @@
 //! One device's address space: memory goes into it by [`AddressSpace::map`] and comes out of it by
-//! [`Mapping::release`] with a proof, or stays.
+//! [`Mapping::release`] with a proof, by the ladder ([`AddressSpace::unmap_all`], then
+//! [`AddressSpace::settle`]), or stays.
 #![expect(
     unsafe_code,
     reason = "vouches to the transport for the life of mapped memory"
@@ -7,18 +8,23 @@
 
 use std::fmt;
 use std::io;
-use std::mem;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failstop_pci::clock::Clock;
 use failstop_pci::memlock::{Memlock, MemlockError};
-use failstop_pci::transport::{Iova, Kind, MapError, Transport, Unmapped};
+use failstop_pci::transport::{Kind, MapError, Transport};
 use thiserror::Error;
 
 use crate::iova::{IovaAllocator, NoSpace};
-use crate::ledger::{Ledger, Refused};
+use crate::ledger::{Freed, Ledger, Refused};
 use crate::memory::{HUGE, Memory, MemoryError, Pages, page_size};
-use crate::proof::{ObjectId, ReleaseProof};
+use crate::proof::ObjectId;
+
+mod mapping;
+mod revoke;
+
+pub use mapping::{Mapping, NotReleased};
+pub use revoke::{Settled, Swept};
 
 /// Memory that could not be made reachable. Nothing is mapped then.
 #[derive(Debug, Error)]
@@ -72,6 +78,16 @@ pub enum SpaceError {
         object: ObjectId,
         /// Why.
         source: Refused,
+    },
+    /// A region was not carried into another life. It is as it was.
+    #[error("{device}: {object} cannot be carried into another life: {why}")]
+    NotCarried {
+        /// The function's name.
+        device: String,
+        /// Which region.
+        object: ObjectId,
+        /// What stands against it.
+        why: &'static str,
     },
     /// The transport refused.
     #[error("{object}: {source}")]
@@ -155,26 +171,27 @@ impl AddressSpace {
             object: owner,
             source,
         })?;
-        let memory = Arc::new(memory);
-        let align = if memory.pages() == Pages::Huge {
-            HUGE as u64
-        } else {
-            self.page
-        };
-        let iova = self
-            .iovas()
-            .take(memory.len() as u64, align)
-            .map_err(|source| SpaceError::Iova {
-                device: device(),
-                object: owner,
-                source,
-            })?;
-        self.map_at(iova, owner, memory).inspect_err(|_| {
-            // A late unmap that failed left a quarantined entry, which keeps its address.
-            if !self.ledger.holds(iova) {
-                self.iovas().give_back(iova);
-            }
-        })
+        self.place(owner, Arc::new(memory))
+    }
+
+    /// Makes memory that was mapped before reachable again, for `owner`, at another address: what a
+    /// recovery carries into the next life.
+    ///
+    /// Memory that is still mapped for another object is not refused here: who offers it has both
+    /// mappings, and needs a proof for each.
+    ///
+    /// # Errors
+    ///
+    /// [`SpaceError`]; nothing is mapped then, and the memory stays with whoever else holds it.
+    pub fn map_again(
+        self: &Arc<Self>,
+        owner: ObjectId,
+        memory: Arc<Memory>,
+    ) -> Result<Mapping, SpaceError> {
+        if self.transport.kind() != Kind::VfioUser {
+            self.check_memlock(owner, memory.len())?;
+        }
+        self.place(owner, memory)
     }
 
     /// Whether so many more bytes may be locked: asked before anything is mapped (C21).
@@ -197,73 +214,85 @@ impl AddressSpace {
             })
     }
 
-    fn map_at(
+    fn place(
         self: &Arc<Self>,
-        iova: Iova,
         owner: ObjectId,
         memory: Arc<Memory>,
     ) -> Result<Mapping, SpaceError> {
+        let device = || self.transport.name().to_owned();
         let refused = |source| SpaceError::Refused {
-            device: self.transport.name().to_owned(),
+            device: device(),
             object: owner,
             source,
         };
-        self.ledger
+        let align = if memory.pages() == Pages::Huge {
+            HUGE as u64
+        } else {
+            self.page
+        };
+        let len = memory.len() as u64;
+        let iova = self
+            .iovas()
+            .take(len, align)
+            .map_err(|source| SpaceError::Iova {
+                device: device(),
+                object: owner,
+                source,
+            })?;
+        let key = self
+            .ledger
             .enter(iova, owner, memory.clone(), self.clock.now())
+            .inspect_err(|_| self.iovas().give_back(iova))
             .map_err(refused)?;
-        // SAFETY: the ledger's entry holds the memory; it is struck out only after an exact unmap,
-        // and when the ledger goes first, it leaks it.
+        // SAFETY: the ledger's entry holds the memory; it is struck out only after an exact unmap or
+        // a proof that the function stopped, and when the ledger goes first, it leaks it.
         let for_device = unsafe { memory.for_device() };
         if let Err(source) = self.transport.dma_map(iova, for_device) {
             if matches!(source, MapError::Unanswered { .. }) {
-                self.keep(iova, "nobody answered whether it was mapped");
+                self.ledger.perhaps_mapped(key, self.clock.now());
             } else {
-                self.ledger.strike(iova);
+                self.ledger.not_mapped(key);
+                self.iovas().give_back(iova);
             }
             return Err(SpaceError::Map {
                 object: owner,
                 source,
             });
         }
-        let mapping = Mapping {
-            space: self.clone(),
-            iova,
-            owner,
-            memory,
-            entered: true,
-        };
-        if !self.ledger.mapped(iova, self.clock.now()) {
+        if !self.ledger.mapped(key, self.clock.now()) {
             // The device was broken while the call was under way: undo it ourselves (C34).
-            mapping.unmap_late();
+            let outcome = self.transport.dma_unmap(iova, len);
+            let now = self.clock.now();
+            match self.ledger.late_unmap_returned(key, outcome, now) {
+                Some(freed) => self.recycle(freed),
+                None => log::error!(
+                    "{}: {owner}: a map in flight at a break could not be undone ({outcome:?}): quarantined",
+                    self.transport.name()
+                ),
+            }
             return Err(refused(Refused::Closed));
         }
-        Ok(mapping)
+        Ok(Mapping::new(self.clone(), key, owner, memory))
     }
 
-    fn iovas(&self) -> std::sync::MutexGuard<'_, IovaAllocator> {
+    pub(crate) fn not_carried(&self, object: ObjectId, why: &'static str) -> SpaceError {
+        SpaceError::NotCarried {
+            device: self.transport.name().to_owned(),
+            object,
+            why,
+        }
+    }
+
+    fn iovas(&self) -> MutexGuard<'_, IovaAllocator> {
         self.iovas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One unmap call, its outcome in the ledger.
-    fn unmap(&self, iova: Iova, len: u64) -> Unmapped {
-        self.ledger.unmapping(iova, self.clock.now());
-        let outcome = self.transport.dma_unmap(iova, len);
-        match outcome {
-            Unmapped::Exact => {
-                let memory = self.ledger.strike(iova);
-                self.iovas().give_back(iova);
-                drop(memory);
-            }
-            Unmapped::Busy => self.ledger.still_live(iova, self.clock.now()),
-            Unmapped::Absent => self.keep(iova, "the transport knew no such mapping"),
-            Unmapped::Partial { .. } => self.keep(iova, "the transport unmapped another size"),
-            Unmapped::Failed(_) => self.keep(iova, "the unmap failed"),
+    /// Gives back what left the ledger. The memory is freed here, unless others hold it.
+    fn recycle(&self, freed: Freed) {
+        if let Some(iova) = freed.reusable {
+            self.iovas().give_back(iova);
         }
-        outcome
-    }
-
-    fn keep(&self, iova: Iova, reason: &'static str) {
-        self.ledger.quarantine(iova, reason, self.clock.now());
+        drop(freed.memory);
     }
 }
 
@@ -272,135 +301,5 @@ impl fmt::Debug for AddressSpace {
         f.debug_struct("AddressSpace")
             .field("ledger", &self.ledger)
             .finish_non_exhaustive()
-    }
-}
-
-/// Memory of one object that the device can reach.
-///
-/// Dropping it without a proof quarantines the memory: it is kept, counted and reported, never
-/// freed.
-#[must_use]
-pub struct Mapping {
-    space: Arc<AddressSpace>,
-    iova: Iova,
-    owner: ObjectId,
-    memory: Arc<Memory>,
-    /// Whether the ledger still lists it: until it was released or struck.
-    entered: bool,
-}
-
-/// Memory that was not released.
-#[derive(Debug, Error)]
-pub enum NotReleased {
-    /// The proof is of another object, or of another mapping of it: nothing was done, the mapping is handed back.
-    #[error("the proof covers other memory than that of {} at IOVA {}", .0.owner, .0.iova)]
-    Scope(Mapping),
-    /// Another operation was under way: nothing was done, the mapping is handed back.
-    #[error("{}: the address space is busy; try again", .0.owner)]
-    Busy(Mapping),
-    /// The unmap was not exact. Record and memory stay, quarantined, and the device is not to be
-    /// trusted with its address space any more (C5, C6).
-    #[error(
-        "{object}: the unmap of {len:#x} bytes at IOVA {iova} was not exact ({outcome:?}); its memory is kept in quarantine"
-    )]
-    Unmap {
-        /// Whose.
-        object: ObjectId,
-        /// Where.
-        iova: Iova,
-        /// Bytes.
-        len: u64,
-        /// What the transport did.
-        outcome: Unmapped,
-    },
-}
-
-impl Mapping {
-    /// Where the device finds it.
-    #[must_use]
-    pub fn iova(&self) -> Iova {
-        self.iova
-    }
-
-    /// Bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.memory.len()
-    }
-
-    /// Never: a mapping has at least one page.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
-    /// Whose it is.
-    #[must_use]
-    pub fn owner(&self) -> ObjectId {
-        self.owner
-    }
-
-    /// The memory, for volatile access.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<Memory> {
-        &self.memory
-    }
-
-    /// Takes the memory out of the device's reach and, unless others still hold it, frees it.
-    ///
-    /// # Errors
-    ///
-    /// [`NotReleased`].
-    pub fn release(mut self, proof: &ReleaseProof) -> Result<(), NotReleased> {
-        if !proof.covers(self.owner, self.iova) {
-            return Err(NotReleased::Scope(self));
-        }
-        let (object, iova, len) = (self.owner, self.iova, self.memory.len() as u64);
-        match self.space.unmap(iova, len) {
-            Unmapped::Exact => {
-                self.entered = false;
-                Ok(())
-            }
-            Unmapped::Busy => Err(NotReleased::Busy(self)),
-            outcome => {
-                self.entered = false;
-                Err(NotReleased::Unmap {
-                    object,
-                    iova,
-                    len,
-                    outcome,
-                })
-            }
-        }
-    }
-
-    /// After the ledger closed under a map call: the device never learnt the address.
-    fn unmap_late(mut self) {
-        let outcome = self.space.unmap(self.iova, self.memory.len() as u64);
-        self.entered = outcome == Unmapped::Busy;
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if mem::take(&mut self.entered) {
-            log::warn!(
-                "{}: no proof that the device let go; {:?} quarantined",
-                self.owner,
-                self.memory
-            );
-            self.space
-                .keep(self.iova, "no proof that the device let go of it");
-        }
-    }
-}
-
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} at IOVA {} for {}",
-            self.memory, self.iova, self.owner
-        )
     }
 }

@@ -195,7 +195,7 @@ impl Core {
     /// What breaking the device brings about, whoever broke it: also a burst that found an
     /// impossible descriptor (R8).
     fn fence(&self) {
-        self.space.ledger().close();
+        self.space.close();
         // No MSI will come: whoever sleeps is woken by us (C40).
         (0..VECTORS)
             .filter_map(|n| self.interrupts.vector(n))
