@@ -68,6 +68,28 @@ fn c33_a_detached_window_gives_no_answer() {
     }
 }
 
+/// What another life of the function's registers hold is not for an old one to change (R4.3).
+#[test]
+fn c33_what_is_written_to_a_detached_window_reaches_no_register() {
+    let (function, old) = open(Kind::Container);
+    let doorbell = old.doorbell(CONTROL).unwrap();
+    old.detach().unwrap();
+    let new = Window::open(function, Generation::FIRST.next(), 0, BAR_SIZE).unwrap();
+    old.write(CONTROL, 1);
+    doorbell.ring(2);
+    assert_eq!(new.read(CONTROL), THRESHOLDS | ENABLE);
+}
+
+/// What the device had under way when the bit cleared has landed by then (R3.1).
+#[test]
+fn a_queue_has_stopped_only_after_its_settle_time() {
+    let (_function, window) = open(Kind::Container);
+    window.write(CONTROL, THRESHOLDS);
+    let clock = ManualClock::default();
+    drop(window.wait_stopped(&clock, &STOP).unwrap());
+    assert!(clock.now() >= STOP.settle);
+}
+
 #[test]
 fn c32_a_page_that_merely_stores_what_was_written_is_no_servers_answer() {
     let (function, window) = open(Kind::VfioUser);

@@ -10,16 +10,12 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use crate::protocol::Run;
-use crate::tiers;
 use crate::vm::{Boot, Kernel, Setup, topologies};
+use crate::{mutate, rules, tiers};
 
 /// Set-up, tests and virtual machines of failstop.
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one value of it, for a moment"
-)]
 enum Cli {
     /// Guests: QEMU with an IOMMU and network functions, and a kernel with VFIO.
     #[command(subcommand)]
@@ -32,6 +28,21 @@ enum Cli {
     },
     /// The suite on a real function: the one that FAILSTOP_HIL names.
     Hil,
+    /// Which code keeps each rule of the contract, and which test shows it. Fails when one has neither.
+    Rules {
+        /// Shows every place, not only the first few.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Breaks the contract on purpose, in a copy, and wants a test that goes red for each way of it.
+    Mutate {
+        /// Only mutations whose name contains this.
+        #[arg(long, value_name = "NAME")]
+        only: Vec<String>,
+        /// Lists them instead.
+        #[arg(long)]
+        list: bool,
+    },
 }
 
 #[derive(Subcommand)]
@@ -111,6 +122,8 @@ pub fn main() -> ExitCode {
         Cli::Vm(Vm::Shell(machine)) => shell(&machine),
         Cli::Test { full } => tiers::test(full),
         Cli::Hil => tiers::hardware_in_the_loop(),
+        Cli::Rules { all } => rules::main(all),
+        Cli::Mutate { only, list } => mutate::main(&only, list),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -1,10 +1,13 @@
 //! Set-up, tests and virtual machines: what `cargo xtask` does, as a library, so that the test harness uses the same.
 //!
 //! - [`command`] is the command line;
-//! - [`tiers`] runs the checks and the tests;
+//! - [`tiers`] runs the checks and the tests; `rules` and `mutate` ask what the tests are worth;
 //! - [`vm`] gets QEMU and the guest kernels, and boots guests;
 //! - [`guest`] is what runs inside them;
 //! - [`protocol`] is what the two say to each other.
+
+mod mutate;
+mod rules;
 
 pub mod command;
 pub mod guest;

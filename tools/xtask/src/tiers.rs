@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::mutate;
 use crate::vm::Setup;
 
 /// The package whose test targets are the tiers above T0.
-const SUITE: &str = "failstop-tests";
+pub(crate) const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
-const TIERS: &[&str] = &["t1", "t2", "t3"];
+pub(crate) const TIERS: &[&str] = &["t1", "t2", "t3"];
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -148,7 +149,22 @@ pub fn test(full: bool) -> Result<ExitCode> {
         }
         suite_tests(tier, "t3", &suite, full, strict)
     })?);
+    if full {
+        tiers.push(timed(Tier::new("mutants"), mutants)?);
+    }
     Ok(summary(&tiers))
+}
+
+/// Whether the tests of T0 notice when the contract is broken on purpose.
+fn mutants(tier: &mut Tier) -> Result<()> {
+    for mutation in mutate::try_all(&[])? {
+        if mutation.is_killed() {
+            tier.passed += 1;
+        } else {
+            tier.failed.push(mutation.to_string());
+        }
+    }
+    Ok(())
 }
 
 /// Runs one test target of the suite.

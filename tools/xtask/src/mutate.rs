@@ -1,0 +1,481 @@
+//! `cargo xtask mutate`: breaks the contract on purpose, and wants a test that goes red for each.
+//!
+//! A mutation is a patch in `tests/mutations`; its first line says what it breaks and cites the rule. Each is
+//! applied alone to a copy of the work tree, and the tests of T0 run there: first those of the package that it
+//! touches, then of the packages that use it, to the first that is red. A mutation that no test notices
+//! *survives*: a test is missing. One that does not apply or does not compile says nothing and is an error.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+mod packages;
+
+use crate::rules;
+use packages::{Package, Packages};
+
+/// The mutations, from the top of the repository.
+const FOLDER: &str = "tests/mutations";
+/// Where copy, build and logs are, from the top of the repository.
+const WORK: &str = "target/mutate";
+/// How long the tests of one package may run: a test that waits for ever noticed the mutation too.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// How long a build may take, on a slow machine from nothing.
+const BUILD_DEADLINE: Duration = Duration::from_secs(1800);
+
+/// One way to break the contract.
+#[derive(Clone, Debug)]
+pub(crate) struct Mutation {
+    /// The patch's name without its ending.
+    pub(crate) name: String,
+    /// What it breaks, with the rule.
+    pub(crate) title: String,
+    patch: PathBuf,
+    /// The files that it changes, from the top of the repository.
+    touches: Vec<PathBuf>,
+}
+
+impl Mutation {
+    fn read(patch: PathBuf) -> Result<Self> {
+        let text = fs::read_to_string(&patch)?;
+        let name = patch.file_stem().unwrap_or_default().to_string_lossy();
+        let title = text.lines().next().and_then(|line| line.strip_prefix("# "));
+        let title =
+            title.with_context(|| format!("{name}: the first line must say what it breaks"))?;
+        ensure!(
+            !rules::in_comment(title).is_empty(),
+            "{name}: the first line cites no rule"
+        );
+        let touches: Vec<PathBuf> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("+++ b/"))
+            .map(PathBuf::from)
+            .collect();
+        ensure!(!touches.is_empty(), "{name} changes nothing");
+        Ok(Self {
+            name: name.into_owned(),
+            title: title.to_owned(),
+            patch,
+            touches,
+        })
+    }
+}
+
+/// All mutations, by name.
+pub(crate) fn list(root: &Path) -> Result<Vec<Mutation>> {
+    let entries = fs::read_dir(root.join(FOLDER)).with_context(|| FOLDER.to_owned())?;
+    let mut paths: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<io::Result<_>>()?;
+    paths.retain(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "patch")
+    });
+    paths.sort();
+    paths.into_iter().map(Mutation::read).collect()
+}
+
+/// What became of a mutation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Outcome {
+    /// A test went red: its name, or what else ended the tests.
+    Killed(String),
+    /// Every test passed.
+    Survived,
+    /// The patch fits no more: what git said.
+    DoesNotApply(String),
+    /// No test ran.
+    DoesNotCompile,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Killed(test) => write!(f, "killed by {test}"),
+            Self::Survived => f.write_str("SURVIVED: no test notices it"),
+            Self::DoesNotApply(why) => write!(f, "DOES NOT APPLY: {why}"),
+            Self::DoesNotCompile => f.write_str("DOES NOT COMPILE"),
+        }
+    }
+}
+
+/// A mutation that was tried.
+pub(crate) struct Tried {
+    name: String,
+    outcome: Outcome,
+    time: Duration,
+}
+
+impl Tried {
+    /// Whether a test went red.
+    pub(crate) fn is_killed(&self) -> bool {
+        matches!(self.outcome, Outcome::Killed(_))
+    }
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, seconds) = (&self.name, self.time.as_secs());
+        write!(f, "{name:<40} {seconds:>4} s  {}", self.outcome)
+    }
+}
+
+/// Runs all mutations, or those whose name contains one of `only`; or lists them.
+///
+/// # Errors
+///
+/// As [`try_all`].
+pub(crate) fn main(only: &[String], list_only: bool) -> Result<ExitCode> {
+    if list_only {
+        for mutation in chosen(&rules::root(), only)? {
+            println!("{:<40} {}", mutation.name, mutation.title);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let tried = try_all(only)?;
+    println!();
+    for mutation in &tried {
+        println!("{mutation}");
+    }
+    let killed = tried.iter().filter(|mutation| mutation.is_killed());
+    let (killed, all) = (killed.count(), tried.len());
+    println!("{killed} of {all} mutations killed");
+    Ok(if killed == all {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Tries the mutations, or those whose name contains one of `only`.
+///
+/// # Errors
+///
+/// When a patch is malformed, the tests are red without any mutation, or cargo or git cannot be run.
+pub(crate) fn try_all(only: &[String]) -> Result<Vec<Tried>> {
+    let root = rules::root();
+    let mutations = chosen(&root, only)?;
+    let copy = Copy::of(&root)?;
+    copy.baseline(&mutations)?;
+    let mut tried = Vec::new();
+    for mutation in &mutations {
+        let started = Instant::now();
+        let outcome = copy.try_out(mutation)?;
+        let time = started.elapsed();
+        let name = mutation.name.clone();
+        let this = Tried {
+            name,
+            outcome,
+            time,
+        };
+        eprintln!("{this}");
+        tried.push(this);
+    }
+    Ok(tried)
+}
+
+fn chosen(root: &Path, only: &[String]) -> Result<Vec<Mutation>> {
+    let mut mutations = list(root)?;
+    if !only.is_empty() {
+        mutations.retain(|mutation| only.iter().any(|part| mutation.name.contains(part)));
+        ensure!(
+            !mutations.is_empty(),
+            "no mutation is named like {}",
+            only.join(", ")
+        );
+    }
+    Ok(mutations)
+}
+
+/// A copy of the work tree, with a build of its own that lasts from run to run.
+struct Copy {
+    work: PathBuf,
+    packages: Packages,
+}
+
+impl Copy {
+    /// Copies what differs, so that cargo builds only that.
+    fn of(root: &Path) -> Result<Self> {
+        let work = root.join(WORK);
+        let tree = work.join("tree");
+        let mut known = BTreeMap::new();
+        for name in work_tree_files(root)? {
+            let Ok(bytes) = fs::read(root.join(&name)) else {
+                // Deleted, and not yet in a commit.
+                continue;
+            };
+            let to = tree.join(&name);
+            if fs::read(&to).ok().as_ref() != Some(&bytes) {
+                fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+                fs::write(&to, &bytes)?;
+            }
+            known.insert(to, ());
+        }
+        let mut there = Vec::new();
+        files_below(&tree, &mut there)?;
+        for path in there.iter().filter(|path| !known.contains_key(*path)) {
+            fs::remove_file(path)?;
+        }
+        let packages = Packages::read(&tree)?;
+        Ok(Self { work, packages })
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.work.join("tree")
+    }
+
+    /// Without a mutation every test must pass, or red says nothing.
+    fn baseline(&self, mutations: &[Mutation]) -> Result<()> {
+        let touched = mutations.iter().flat_map(|mutation| &mutation.touches);
+        for package in self.packages.affected_by(touched)? {
+            eprintln!("without a mutation: {}", package.name);
+            let log = self.work.join("baseline.log");
+            let built = self.build(package, &log)?;
+            ensure!(
+                built,
+                "{} does not build without a mutation: {}",
+                package.name,
+                log.display()
+            );
+            if let Some(red) = self.test(package, &log)? {
+                bail!("{red} is red without a mutation: {}", log.display());
+            }
+        }
+        Ok(())
+    }
+
+    fn try_out(&self, mutation: &Mutation) -> Result<Outcome> {
+        let before: Vec<(PathBuf, Vec<u8>)> = mutation
+            .touches
+            .iter()
+            .filter_map(|path| Some((path.clone(), fs::read(self.tree().join(path)).ok()?)))
+            .collect();
+        if before.len() < mutation.touches.len() {
+            return Ok(Outcome::DoesNotApply("a file is not there".into()));
+        }
+        if let Some(why) = self.apply(mutation)? {
+            return Ok(Outcome::DoesNotApply(why));
+        }
+        let outcome = self.red_test(mutation);
+        for (path, bytes) in before {
+            fs::write(self.tree().join(path), bytes)?;
+        }
+        outcome
+    }
+
+    fn red_test(&self, mutation: &Mutation) -> Result<Outcome> {
+        let log = self.work.join(format!("{}.log", mutation.name));
+        drop(fs::remove_file(&log));
+        for package in self.packages.affected_by(&mutation.touches)? {
+            if !self.build(package, &log)? {
+                return Ok(Outcome::DoesNotCompile);
+            }
+            if let Some(test) = self.test(package, &log)? {
+                return Ok(Outcome::Killed(test));
+            }
+        }
+        Ok(Outcome::Survived)
+    }
+
+    /// Applies a patch. What git said, if it does not fit.
+    fn apply(&self, mutation: &Mutation) -> Result<Option<String>> {
+        let output = Command::new("git")
+            .args(["apply", "--whitespace=nowarn"])
+            .arg(&mutation.patch)
+            // As outside of any repository: inside one, git would look for the files at its top.
+            .env("GIT_CEILING_DIRECTORIES", &self.work)
+            .current_dir(self.tree())
+            .output()
+            .context("cannot run git")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        Ok((!output.status.success()).then(|| said.trim().replace('\n', "; ")))
+    }
+
+    fn build(&self, package: &Package, log: &Path) -> Result<bool> {
+        let mut command = self.cargo(package);
+        command.arg("--no-run");
+        let status = run(command, log, BUILD_DEADLINE)?;
+        let status = status.context("a build did not end")?;
+        Ok(status.success())
+    }
+
+    /// Runs tests, which are built. The name of what was red.
+    fn test(&self, package: &Package, log: &Path) -> Result<Option<String>> {
+        let already = fs::metadata(log).map_or(0, |metadata| metadata.len());
+        let status = run(self.cargo(package), log, DEADLINE)?;
+        let output = String::from_utf8_lossy(&fs::read(log)?).into_owned();
+        let output = output.get(usize::try_from(already)?..).unwrap_or(&output);
+        Ok(match status {
+            Some(status) if status.success() => None,
+            Some(_) => Some(
+                first_red(output)
+                    .unwrap_or_else(|| format!("{}: a test process died", package.name)),
+            ),
+            None => Some(format!("{}: the tests did not end", package.name)),
+        })
+    }
+
+    fn cargo(&self, package: &Package) -> Command {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command
+            .args(["test", "--quiet", "--package", &package.name])
+            .args(&package.targets)
+            .current_dir(self.tree())
+            .env("CARGO_TARGET_DIR", self.work.join("target"))
+            // Each is built once and run for seconds.
+            .env("CARGO_PROFILE_TEST_DEBUG", "0")
+            .env("CARGO_TERM_COLOR", "never")
+            .env_remove("RUSTFLAGS");
+        command
+    }
+}
+
+/// The name of the first test that failed, from what test programs print in their short form.
+fn first_red(output: &str) -> Option<String> {
+    let of = |line: &str| {
+        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
+        Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned())
+    };
+    output.lines().find_map(of)
+}
+
+/// Runs a command with all that it prints in `log`. Nothing when it did not end in time and was ended.
+fn run(mut command: Command, log: &Path, deadline: Duration) -> Result<Option<ExitStatus>> {
+    let output = File::options().create(true).append(true).open(log)?;
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        // So that its children can be ended with it.
+        .process_group(0);
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {:?}", command.get_program()))?;
+    let end = Instant::now() + deadline;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            killpg(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGKILL)?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Every file of the work tree that is in the repository, or would be with the next commit.
+fn work_tree_files(root: &Path) -> Result<Vec<String>> {
+    let output = Command::new("git")
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(root)
+        .output()
+        .context("cannot run git")?;
+    ensure!(
+        output.status.success(),
+        "git ls-files: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let names = String::from_utf8(output.stdout).context("a file's name is no text")?;
+    Ok(names.split_terminator('\0').map(str::to_owned).collect())
+}
+
+fn files_below(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files_below(&path, files)?;
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_red_test_is_named() {
+        let output = "running 2 tests\n.F\nfailures:\n\n---- rx::c1_stops stdout ----\n\nthread panicked\n\
+                      ---- other stdout ----\nfailures:\n    rx::c1_stops\n";
+        assert_eq!(first_red(output).as_deref(), Some("rx::c1_stops"));
+        assert_eq!(
+            first_red("---- emulated/c1_a ----\n").as_deref(),
+            Some("emulated/c1_a")
+        );
+        assert_eq!(first_red("error: test failed\n"), None);
+    }
+
+    #[test]
+    fn a_patch_must_say_what_it_breaks() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |text: &str| {
+            let path = folder.path().join("01-a.patch");
+            fs::write(&path, text).unwrap();
+            Mutation::read(path)
+        };
+        let diff = "--- a/pci/src/a.rs\n+++ b/pci/src/a.rs\n@@ -1 +1 @@\n-a\n+b\n";
+        let mutation = read(&format!("# Skips it (R4.2)\n{diff}")).unwrap();
+        assert_eq!(
+            (mutation.name.as_str(), mutation.title.as_str()),
+            ("01-a", "Skips it (R4.2)")
+        );
+        assert_eq!(mutation.touches, [Path::new("pci/src/a.rs")]);
+        for text in [
+            diff,
+            "# Skips it (R4.2)\n",
+            "# Skips it\n--- a/b\n+++ b/b\n",
+        ] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & wait"]);
+        let status = run(
+            command,
+            &folder.path().join("log"),
+            Duration::from_millis(100),
+        )
+        .unwrap();
+        assert_eq!(status, None);
+    }
+
+    #[test]
+    fn the_repositorys_mutations_are_well_formed() {
+        let mutations = list(&rules::root()).unwrap();
+        assert!(!mutations.is_empty());
+        for mutation in mutations {
+            for path in &mutation.touches {
+                assert!(
+                    rules::root().join(path).is_file(),
+                    "{}: {}",
+                    mutation.name,
+                    path.display()
+                );
+            }
+        }
+    }
+}
