@@ -245,8 +245,11 @@ struct Inner {
     forgotten: Option<Generation>,
     /// Since the ledger was closed, entries were unmapped by a transport whose unmap counts.
     enforced: bool,
-    /// Addresses whose memory is released while the function is not proven stopped: not to be
-    /// handed out again.
+    /// Since then the function was taken out of its address space, which it has to itself, by an
+    /// IOMMU.
+    detached: bool,
+    /// Addresses where nothing is mapped and whose memory is released, while the function is not
+    /// proven stopped: not to be handed out again yet.
     kept: Vec<(Iova, Generation)>,
 }
 
@@ -284,10 +287,12 @@ impl Inner {
     }
 
     /// Takes an entry out that the device cannot reach. Its address may be used again if the device
-    /// cannot aim at it either.
+    /// cannot aim at it either (`reusable`), and nothing is mapped there.
     fn release(&mut self, key: Key, reusable: bool) -> Option<Freed> {
         let entry = self.strike(key)?;
-        if !reusable {
+        let unmapped = !matches!(entry.reach, Reach::Mapped | Reach::Unsure);
+        let reusable = reusable && unmapped;
+        if unmapped && !reusable {
             self.kept.push((key.iova, entry.owner.generation));
         }
         Some(Freed {

@@ -106,7 +106,8 @@ pub enum Ground {
     Unreferenced,
     /// The function was stopped: bus mastering off and a proven reset (R4).
     Stopped,
-    /// An enforcing IOMMU, or the server, removed the mapping exactly (R4).
+    /// An enforcing IOMMU, or the server, removed the mapping exactly, or the function from its
+    /// address space (R4).
     Unmapped,
 }
 
@@ -169,6 +170,12 @@ impl ReleaseProof {
                     && except.binary_search(&iova).is_err()
             }
         }
+    }
+
+    /// Whether it says of itself which memory is left out, so that memory that a covered queue
+    /// points to must be asked for by its own name. An acknowledged queue points to nothing.
+    pub(crate) fn is_of_life(&self) -> bool {
+        matches!(self.scope, Scope::Life { .. })
     }
 
     /// What it stands on.

@@ -35,17 +35,17 @@ pub struct BadFrameSize {
 ///
 /// # Invariants
 ///
-/// `base` is the start of `memory`, which holds `count` frames of `frame` bytes each. `home.out`
-/// counts the frames that are not in `home.offsets`, plus the [`Shared`] handles: the region is
-/// freed when it reaches 0, and not before.
+/// `base` is the start of `memory`, which holds `count` frames of `frame` bytes each. Each is in
+/// `home.offsets`, in `home.lost`, or counted in `home.out`, which counts the [`Shared`] handles
+/// too: the region is freed when it reaches 0, and not before.
 pub(crate) struct Region {
     pub(crate) base: NonNull<u8>,
     /// Changes only while the region is closed to rings: see [`FrameRegion::carry`].
     iova: AtomicU64,
     pub(crate) frame: u32,
     count: u32,
-    /// Rings that hold frames of this region and were not yet dismantled with a proof; the top
-    /// bit closes the region to new ones.
+    /// Rings that hold frames of this region and were not dismantled with a proof, also those that
+    /// were lost; the top bit closes the region to new ones.
     rings: AtomicU32,
     home: Mutex<Home>,
     _memory: Arc<Memory>,
@@ -56,6 +56,11 @@ struct Home {
     object: ObjectId,
     offsets: Vec<u32>,
     out: u64,
+    /// Frames of rings that were dropped without a proof. Nobody has them, and while the region is
+    /// mapped nobody may; the ledger, not this region, keeps their memory.
+    lost: Vec<u32>,
+    /// How many rings those were.
+    lost_rings: u32,
 }
 
 const CLOSED: u32 = 1 << 31;
@@ -77,15 +82,27 @@ impl Region {
 
     /// Takes a frame home; frees the region when that was the last of everything.
     pub(crate) fn come_home(region: NonNull<Self>, offset: u32) {
-        Self::let_go(region, Some(offset));
+        Self::let_go(region, 1, |home| home.offsets.push(offset));
     }
 
-    fn let_go(region: NonNull<Self>, offset: Option<u32>) {
+    /// Gives up the frames of a ring that is dropped without a proof.
+    ///
+    /// # Safety
+    ///
+    /// `slots` are frames counted out of the region that nothing names any more.
+    pub(crate) unsafe fn lose(region: NonNull<Self>, slots: &[u32]) {
+        Self::let_go(region, slots.len() as u64, |home| {
+            home.lost.extend(slots);
+            home.lost_rings += 1;
+        });
+    }
+
+    fn let_go(region: NonNull<Self>, count: u64, note: impl FnOnce(&mut Home)) {
         let last = {
-            // SAFETY: the caller's frame or handle is counted in `out`, so the region lives.
+            // SAFETY: the caller's frames or handle are counted in `out`, so the region lives.
             let mut home = unsafe { region.as_ref() }.home();
-            home.offsets.extend(offset);
-            home.out -= 1;
+            note(&mut home);
+            home.out -= count;
             home.out == 0
         };
         if last {
@@ -94,16 +111,22 @@ impl Region {
         }
     }
 
-    /// Closes the region to new rings; false when one holds it, or it is closed already.
-    fn close(&self) -> bool {
+    /// Whether a proof for a ring gives back the frames of this region that are in it.
+    pub(crate) fn is_given_back_by(&self, proof: &ReleaseProof) -> bool {
+        !proof.is_of_life() || proof.covers(self.object(), Iova(self.iova()))
+    }
+
+    /// Closes the region to new rings; false when another number of rings than `rings` holds it, or
+    /// it is closed already.
+    fn close(&self, rings: u32) -> bool {
         self.rings
-            .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .compare_exchange(rings, rings | CLOSED, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Opens it again, after [`Self::close`].
-    fn open(&self) {
-        self.rings.store(0, Ordering::Release);
+    /// Opens it again, held by `rings`, after [`Self::close`].
+    fn open(&self, rings: u32) {
+        self.rings.store(rings, Ordering::Release);
     }
 
     /// Counts a ring in; false once the region is closed.
@@ -145,7 +168,7 @@ impl Clone for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        Region::let_go(self.0, None);
+        Region::let_go(self.0, 1, |_| {});
     }
 }
 
@@ -187,6 +210,8 @@ impl FrameRegion {
                 object: mapping.owner(),
                 offsets: (0..count).rev().map(|i| i * frame).collect(),
                 out: 1,
+                lost: Vec::new(),
+                lost_rings: 0,
             }),
             _memory: memory,
         };
@@ -240,7 +265,7 @@ impl FrameRegion {
     #[must_use]
     pub fn unreferenced(&self) -> Option<Unreferenced> {
         let region = self.shared.region();
-        let closed = region.close() || region.rings.load(Ordering::Acquire) == CLOSED;
+        let closed = region.close(0) || region.rings.load(Ordering::Acquire) == CLOSED;
         closed.then(|| Unreferenced::new(self.owner(), self.iova()))
     }
 
@@ -248,7 +273,8 @@ impl FrameRegion {
     /// same frames, at another address. Pools and frames that are out stay valid.
     ///
     /// `proof` is of the life that ended, and the ladder has released the old mapping on it; no
-    /// ring may hold frames of the region.
+    /// ring may hold frames of the region. Frames of rings that were dropped without a proof come
+    /// home.
     ///
     /// # Errors
     ///
@@ -269,17 +295,25 @@ impl FrameRegion {
         if !self.mapping.is_shell() {
             return refused(self, "its old mapping was not released");
         }
-        if !self.shared.region().close() {
+        let region = self.shared.region();
+        let lost = region.home().lost_rings;
+        if !region.close(lost) {
             return refused(self, "queues hold frames of it, or it is being destroyed");
         }
         // Closed to rings from here on, so that none reads the address while it changes.
         let mapped = space.map_again(owner, self.mapping.memory().clone());
-        let region = self.shared.region();
         if let Ok(mapping) = &mapped {
             region.iova.store(mapping.iova().0, Ordering::Relaxed);
-            region.home().object = owner;
+            let mut home = region.home();
+            home.object = owner;
+            // What the device could still reach when its ring was dropped, it cannot any more.
+            let found = mem::take(&mut home.lost);
+            home.offsets.extend(found);
+            home.lost_rings = 0;
+            region.open(0);
+        } else {
+            region.open(lost);
         }
-        region.open();
         match mapped {
             Ok(mapping) => {
                 self.mapping = mapping;

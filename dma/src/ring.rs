@@ -162,8 +162,7 @@ impl ExchangeRing {
     /// Bytes of each frame in it.
     #[must_use]
     pub fn frame_size(&self) -> u32 {
-        // SAFETY: the region lives by the invariant.
-        unsafe { self.region.as_ref() }.frame
+        self.shared().frame
     }
 
     #[inline(always)]
@@ -210,18 +209,32 @@ impl ExchangeRing {
         }
     }
 
+    fn shared(&self) -> &Region {
+        // SAFETY: the region lives by the invariant.
+        unsafe { self.region.as_ref() }
+    }
+
+    /// Whether the proof says that the device lets go of the ring and of every frame in it.
+    ///
+    /// A queue's acknowledgement does; what is said of a whole life may leave out the ring, or the
+    /// region, which the device may then still write to (R7).
+    #[must_use]
+    pub fn is_covered_by(&self, proof: &ReleaseProof) -> bool {
+        proof.covers(self.mapping.owner(), self.mapping.iova())
+            && self.shared().is_given_back_by(proof)
+    }
+
     /// Takes the ring apart, on the proof that the device let go of it: its frames, which the
     /// device cannot reach any more through it, and its own memory, to be released.
     ///
     /// # Errors
     ///
-    /// The proof is of another object: the ring, whole.
+    /// It is [not covered](Self::is_covered_by) by the proof: the ring, whole.
     pub fn dismantle(mut self, proof: &ReleaseProof) -> Result<(Vec<Frame>, Mapping), Self> {
-        if !proof.covers(self.mapping.owner(), self.mapping.iova()) {
+        if !self.is_covered_by(proof) {
             return Err(self);
         }
-        // SAFETY: the region lives by the invariant.
-        unsafe { self.region.as_ref() }.leave_ring();
+        self.shared().leave_ring();
         let slots = mem::take(&mut self.slots);
         // SAFETY: each is a frame counted out of the region that nothing else names by the
         // invariant, and `slots` was taken out, so that none is made twice.
@@ -236,8 +249,11 @@ impl ExchangeRing {
 
 impl Drop for ExchangeRing {
     fn drop(&mut self) {
-        // Without a proof the device may still write to the frames: they never go home, and their
+        // Without a proof the device may still write to the frames: they do not go home, and their
         // region stays held by this ring; the mapping is quarantined.
+        // SAFETY: the slots name frames that are counted out of the region by the invariant, and
+        // nothing names them after this.
+        unsafe { Region::lose(self.region, &self.slots) };
         // SAFETY: dropped once, here.
         unsafe { ManuallyDrop::drop(&mut self.mapping) };
     }

@@ -1,75 +1,18 @@
 //! What leaves the device's reach, on which ground, and what stays [R2] [R3].
 
-use std::num::NonZeroU32;
+mod common;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use failstop_dma::ledger::State;
-use failstop_dma::proof::{Acknowledged, ObjectId, ReleaseProof};
+use failstop_dma::proof::ReleaseProof;
 use failstop_dma::region::{FrameRegion, ReleaseRegion};
 use failstop_dma::ring::{ExchangeRing, Refusal, RingError};
-use failstop_dma::space::{AddressSpace, Mapping, NotReleased, SpaceError};
-use failstop_pci::clock::ManualClock;
-use failstop_pci::id::Generation;
-use failstop_pci::register::Reg;
-use failstop_pci::testing::{FakeFunction, limits_39_bits};
-use failstop_pci::transport::{MapError, Transport, Unmapped};
-use failstop_pci::window::{StopBit, Window};
+use failstop_dma::space::{NotReleased, SpaceError};
+use failstop_pci::transport::{MapError, Unmapped};
 use nix::errno::Errno;
 
-const STOP_REGISTER: Reg = Reg::at(0x2828);
-const ENABLE: u32 = 1 << 25;
-const THRESHOLDS: u32 = 0x0004_0408;
-
-struct Bench {
-    function: Arc<FakeFunction>,
-    space: Arc<AddressSpace>,
-    clock: Arc<ManualClock>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let function = Arc::new(FakeFunction::new(limits_39_bits()).unwrap());
-        let clock = Arc::new(ManualClock::default());
-        let space = AddressSpace::new(function.clone(), u64::MAX, clock.clone()).unwrap();
-        Self {
-            function,
-            space,
-            clock,
-        }
-    }
-
-    fn object(&self, serial: u64) -> ObjectId {
-        ObjectId {
-            device: self.function.id(),
-            generation: Generation::FIRST,
-            serial,
-            kind: "RQ",
-        }
-    }
-
-    fn map(&self, serial: u64, len: usize) -> Mapping {
-        self.space.map(self.object(serial), len).unwrap()
-    }
-
-    /// A proof as a provider gets it: by reading a stop bit.
-    fn proof(&self, serial: u64) -> ReleaseProof {
-        let window = Window::open(self.function.clone(), Generation::FIRST, 0, 0x1_0000).unwrap();
-        window.write(STOP_REGISTER, THRESHOLDS);
-        let stop = StopBit {
-            register: STOP_REGISTER.offset(),
-            stop: NonZeroU32::new(ENABLE).unwrap(),
-            alive: NonZeroU32::new(THRESHOLDS).unwrap(),
-            deadline: Duration::from_millis(10),
-            interval: Duration::from_micros(100),
-            settle: Duration::from_micros(100),
-        };
-        let stopped = window.wait_stopped(&*self.clock, &stop).unwrap();
-        Acknowledged::by_register(self.object(serial), stopped)
-            .unwrap()
-            .into()
-    }
-}
+use common::Bench;
 
 #[test]
 fn released_memory_leaves_ledger_and_device() {

@@ -54,13 +54,14 @@ impl Inner {
         let life = entry.owner.generation;
         match entry.reach {
             Reach::Revoked => true,
-            Reach::Unmapped => entry.let_go || self.is_stopped(life),
-            Reach::Absent => self.is_stopped(life),
-            Reach::Mapped | Reach::Calling | Reach::Unsure => false,
+            Reach::Unmapped => entry.let_go || self.detached || self.is_stopped(life),
+            Reach::Absent => self.detached || self.is_stopped(life),
+            Reach::Mapped | Reach::Unsure => self.detached,
+            Reach::Calling => false,
         }
     }
 
-    /// What an entry that does not go is from now on, and why. `open` leaves what is in use alone.
+    /// What an entry that does not go is from now on, and why.
     fn rest(entry: &Entry) -> (State, Why) {
         match (entry.state, entry.reach) {
             (State::Mapping, _) => (State::Mapping, Why::InMap),
@@ -82,15 +83,22 @@ impl Ledger {
             inner.closed = true;
             inner.epoch += 1;
             inner.closed_at = inner.next_serial;
-            inner.enforced = false;
+            (inner.enforced, inner.detached) = (false, false);
         }
+    }
+
+    /// The function was taken out of the address space. False while the ledger is open.
+    pub(crate) fn detached(&self) -> bool {
+        let mut inner = self.inner();
+        inner.detached |= inner.closed;
+        inner.closed
     }
 
     /// Entries of a new life are taken. What is left of the old ones is quarantined.
     pub(crate) fn reopen(&self, now: Duration) {
         let mut inner = self.inner();
         if inner.closed {
-            inner.closed = false;
+            (inner.closed, inner.detached) = (false, false);
             inner.epoch += 1;
             let left: Vec<_> = inner
                 .entries
@@ -270,7 +278,7 @@ impl Inner {
         let up_to = self.newest.max(self.stopped)?;
         let ground = if self.is_stopped(up_to) {
             Ground::Stopped
-        } else if self.enforced {
+        } else if self.enforced || self.detached {
             Ground::Unmapped
         } else {
             return None;

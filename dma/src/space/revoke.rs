@@ -1,5 +1,6 @@
 //! What the ladder does to an address space: unmap everything, then settle what may go (R4.6).
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -134,6 +135,24 @@ impl AddressSpace {
         self.ledger.wait(closing, PATIENCE)
     }
 
+    /// Takes the function out of its address space, all of it at once: for when an unmap fails or is
+    /// slow (R4.6). What [`Self::settle`] then releases although it is still mapped there never
+    /// gets its address back. To be called on a [closed](Self::close) space only; like any call of
+    /// the transport it may block.
+    ///
+    /// Returns whether that is a ground for release: an IOMMU must enforce it, and no other function
+    /// share the space.
+    ///
+    /// # Errors
+    ///
+    /// When the transport cannot (only the cdev can), or fails.
+    pub fn detach(&self) -> io::Result<bool> {
+        let enforced = self.transport.strength() == Strength::Enforcing;
+        let alone = !self.transport.shares_space();
+        self.transport.detach_space()?;
+        Ok(enforced && alone && self.ledger.detached())
+    }
+
     /// Nothing is mapped any more for lives that ended in that stop. False when it is no ground for
     /// this space: of another function, not alone in it, or on the function's own word only.
     pub(crate) fn end_life(&self, stopped: &FunctionStopped) -> bool {
@@ -151,7 +170,8 @@ impl AddressSpace {
 
     /// Releases what the function cannot reach any more, and quarantines the rest, with the reason.
     ///
-    /// An entry goes when it was unmapped exactly, by an enforcing IOMMU or on a server's word; or
+    /// An entry goes when it was unmapped exactly, by an enforcing IOMMU or on a server's word; when
+    /// the function was [detached](Self::detach) from its space; or
     /// when it was unmapped exactly, or was not mapped, and the function is `stopped` (by more than
     /// its own word) and shares its address space with no other. Its address is handed out again only when the function is
     /// stopped too.
