@@ -34,7 +34,8 @@ pub struct IovaAllocator {
     allowed: Vec<RangeInclusive<u64>>,
     mask: u64,
     page: u64,
-    /// Stretches handed out, by start: their end, guard page included.
+    /// Runs of stretches that are handed out and touch, guard pages included: start and end. A
+    /// search passes over a run at once, however many stretches it has.
     used: BTreeMap<u64, u64>,
     bytes: u64,
     peak: u64,
@@ -97,18 +98,48 @@ impl IovaAllocator {
             // A crowded window is no reason to fail while there is room above it.
             .or_else(|| self.search(&self.allowed, 0, span, align))
             .ok_or(refused)?;
-        self.used.insert(start, start + span);
+        self.join(start, start + span);
         self.bytes += len;
         self.peak = self.peak.max(self.bytes);
         self.next = start + span;
         Ok(Iova(start))
     }
 
-    /// Gives a stretch back. Only what was taken is given back, once; anything else is ignored.
-    pub fn give_back(&mut self, iova: Iova) {
-        if let Some(end) = self.used.remove(&iova.0) {
-            self.bytes -= end - iova.0 - self.page;
+    /// Gives a stretch back: `len` bytes, as they were taken. What is not handed out is ignored;
+    /// part of a stretch, or one given back twice, is the caller's error.
+    pub fn give_back(&mut self, iova: Iova, len: u64) {
+        let Iova(start) = iova;
+        let end = len
+            .checked_next_multiple_of(self.page)
+            .and_then(|len| start.checked_add(len)?.checked_add(self.page));
+        let run = self.used.range(..=start).next_back();
+        let (Some(end), Some((&from, &to))) = (end, run) else {
+            return;
+        };
+        if end > to {
+            return;
         }
+        self.used.remove(&from);
+        if from < start {
+            self.used.insert(from, start);
+        }
+        if end < to {
+            self.used.insert(end, to);
+        }
+        self.bytes -= end - start - self.page;
+    }
+
+    /// Marks free addresses as used.
+    fn join(&mut self, mut start: u64, mut end: u64) {
+        if let Some((&from, &to)) = self.used.range(..start).next_back()
+            && to == start
+        {
+            start = from;
+        }
+        if let Some(to) = self.used.remove(&end) {
+            end = to;
+        }
+        self.used.insert(start, end);
     }
 
     /// The first start at or after `from` where `span` bytes are free.
@@ -185,8 +216,28 @@ mod tests {
     fn what_was_given_back_is_used_last() {
         let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
         let first = iovas.take(PAGE, 1).unwrap();
-        iovas.give_back(first);
+        iovas.give_back(first, PAGE);
         assert_ne!(iovas.take(PAGE, 1).unwrap(), first);
+    }
+
+    #[test]
+    fn what_was_not_handed_out_is_not_given_back() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        let first = iovas.take(PAGE, 1).unwrap();
+        for (iova, len) in [(first, 3 * PAGE), (Iova(0), PAGE), (Iova(u64::MAX), PAGE)] {
+            iovas.give_back(iova, len);
+        }
+        iovas.give_back(first, u64::MAX);
+        assert_eq!(iovas.bytes, PAGE);
+    }
+
+    #[test]
+    fn neighbours_cost_one_step_of_a_search() {
+        let mut iovas = IovaAllocator::new(&ranges_39_bits(), u64::MAX, PAGE);
+        for _ in 0..60_000 {
+            iovas.take(PAGE, 1).unwrap();
+        }
+        assert_eq!(iovas.used.len(), 1);
     }
 
     #[test]
@@ -224,7 +275,7 @@ mod tests {
         for _ in 0..1_000_000 {
             let iova = iovas.take(PAGE, 1).unwrap();
             highest = highest.max(iova.0 + PAGE);
-            iovas.give_back(iova);
+            iovas.give_back(iova, PAGE);
         }
         // The window's 4 GiB and the MSI hole in it.
         assert!(highest <= WINDOW + 0x10_0000 + PAGE, "{highest:#x}");
@@ -246,11 +297,16 @@ mod tests {
                     let after = live.range(start..).next().is_none_or(|(&s, _)| end + PAGE <= s);
                     prop_assert!(before && after);
                     live.insert(start, end);
-                } else if let Some((&start, _)) = live.iter().nth(len as usize % live.len()) {
+                } else if let Some((&start, &end)) = live.iter().nth(len as usize % live.len()) {
                     live.remove(&start);
-                    iovas.give_back(Iova(start));
+                    iovas.give_back(Iova(start), end - start);
                 }
+                prop_assert_eq!(iovas.bytes, live.iter().map(|(s, e)| e - s).sum::<u64>());
             }
+            for (start, end) in live {
+                iovas.give_back(Iova(start), end - start);
+            }
+            prop_assert!(iovas.used.is_empty());
         }
     }
 }

@@ -224,6 +224,13 @@ impl Entry {
     }
 }
 
+/// An address that is not to be handed out again before the function forgot it.
+struct Kept {
+    iova: Iova,
+    len: u64,
+    life: Generation,
+}
+
 #[derive(Default)]
 struct Inner {
     entries: BTreeMap<u64, Entry>,
@@ -250,7 +257,7 @@ struct Inner {
     detached: bool,
     /// Addresses where nothing is mapped and whose memory is released, while the function is not
     /// proven stopped: not to be handed out again yet.
-    kept: Vec<(Iova, Generation)>,
+    kept: Vec<Kept>,
 }
 
 impl Inner {
@@ -293,7 +300,11 @@ impl Inner {
         let unmapped = !matches!(entry.reach, Reach::Mapped | Reach::Unsure);
         let reusable = reusable && unmapped;
         if unmapped && !reusable {
-            self.kept.push((key.iova, entry.owner.generation));
+            self.kept.push(Kept {
+                iova: key.iova,
+                len: entry.len,
+                life: entry.owner.generation,
+            });
         }
         Some(Freed {
             memory: entry.memory,

@@ -242,7 +242,7 @@ impl AddressSpace {
         let key = self
             .ledger
             .enter(iova, owner, memory.clone(), self.clock.now())
-            .inspect_err(|_| self.iovas().give_back(iova))
+            .inspect_err(|_| self.iovas().give_back(iova, len))
             .map_err(refused)?;
         // SAFETY: the ledger's entry holds the memory; it is struck out only after an exact unmap or
         // a proof that the function stopped, and when the ledger goes first, it leaks it.
@@ -252,7 +252,7 @@ impl AddressSpace {
                 self.ledger.perhaps_mapped(key, self.clock.now());
             } else {
                 self.ledger.not_mapped(key);
-                self.iovas().give_back(iova);
+                self.iovas().give_back(iova, len);
             }
             return Err(SpaceError::Map {
                 object: owner,
@@ -290,7 +290,7 @@ impl AddressSpace {
     /// Gives back what left the ledger. The memory is freed here, unless others hold it.
     fn recycle(&self, freed: Freed) {
         if let Some(iova) = freed.reusable {
-            self.iovas().give_back(iova);
+            self.iovas().give_back(iova, freed.memory.len() as u64);
         }
         drop(freed.memory);
     }

@@ -1,5 +1,6 @@
 //! What the ladder does to the ledger: closes it, unmaps every entry, and settles what may go (R4).
 
+use std::mem;
 use std::ops::Bound;
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -26,8 +27,8 @@ pub(crate) struct Sums {
 pub(crate) struct Settlement {
     pub(crate) freed: Vec<Freed>,
     pub(crate) released_bytes: u64,
-    /// Addresses that were released before, and may be handed out again now.
-    pub(crate) reusable: Vec<Iova>,
+    /// Addresses that were released before, and may be handed out again now, with their bytes.
+    pub(crate) reusable: Vec<(Iova, u64)>,
     pub(crate) kept: Vec<Line>,
     pub(crate) covered: Option<Covered>,
 }
@@ -251,12 +252,11 @@ impl Ledger {
                 settlement.kept.extend(line);
             }
         }
-        let (reusable, kept) = std::mem::take(&mut inner.kept)
+        let (reusable, kept): (Vec<_>, _) = mem::take(&mut inner.kept)
             .into_iter()
-            .partition(|&(_, life)| inner.is_forgotten(life));
+            .partition(|kept| inner.is_forgotten(kept.life));
         inner.kept = kept;
-        let reusable: Vec<(Iova, Generation)> = reusable;
-        settlement.reusable = reusable.into_iter().map(|(iova, _)| iova).collect();
+        settlement.reusable = reusable.iter().map(|kept| (kept.iova, kept.len)).collect();
         settlement.covered = inner.cover();
         settlement
     }

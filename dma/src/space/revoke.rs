@@ -193,8 +193,8 @@ impl AddressSpace {
         let ground = stopped.is_some_and(|stopped| self.is_ground(stopped));
         let stopped = stopped.map(FunctionStopped::generation);
         let settlement = self.ledger.settle(stopped, ground, self.clock.now());
-        for iova in settlement.reusable {
-            self.iovas().give_back(iova);
+        for (iova, len) in settlement.reusable {
+            self.iovas().give_back(iova, len);
         }
         let released_mappings = settlement.freed.len() as u64;
         for freed in settlement.freed {
