@@ -159,6 +159,9 @@ impl IovaAllocator {
             {
                 at = end.checked_next_multiple_of(align)?;
             }
+            if at > *range.end() {
+                return None;
+            }
             for (&start, &end) in self.used.range(at..=*range.end()) {
                 if at.checked_add(span)? <= start {
                     break;
@@ -218,6 +221,19 @@ mod tests {
         let first = iovas.take(PAGE, 1).unwrap();
         iovas.give_back(first, PAGE);
         assert_ne!(iovas.take(PAGE, 1).unwrap(), first);
+    }
+
+    #[test]
+    fn a_full_space_says_so_and_has_room_again_later() {
+        let mut iovas = IovaAllocator::new(&[PAGE..=5 * PAGE - 1], u64::MAX, PAGE);
+        let (first, second) = (iovas.take(PAGE, 1).unwrap(), iovas.take(PAGE, 1).unwrap());
+        for align in [1, 2 * PAGE] {
+            assert!(iovas.take(PAGE, align).is_err());
+        }
+        iovas.give_back(first, PAGE);
+        assert_eq!(iovas.take(PAGE, 1), Ok(first));
+        iovas.give_back(second, PAGE);
+        assert_eq!(iovas.take(PAGE, 1), Ok(second));
     }
 
     #[test]

@@ -90,6 +90,17 @@ fn an_open_space_is_not_unmapped_and_gives_no_proof_of_a_life() {
 }
 
 #[test]
+fn a_stop_says_nothing_of_a_life_that_goes_on() {
+    let bench = Bench::new();
+    bench.function.set_strength(Strength::None);
+    let stopped = bench.stop(ResetMethod::Flr);
+    let _nothing = bench.space.settle(Some(&stopped));
+    drop(bench.map(1, PAGE));
+    let (_, settled) = break_down(&bench, false);
+    assert_eq!(settled.released_mappings, 0);
+}
+
+#[test]
 fn without_a_ground_nothing_is_released() {
     let bench = Bench::new();
     bench.function.set_strength(Strength::None);

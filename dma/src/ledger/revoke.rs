@@ -215,7 +215,8 @@ impl Ledger {
     /// Strikes out what may go, and quarantines the rest. `stopped`: the function was proven stopped
     /// after that life; `ground`: so that memory may go, since nobody else can reach it either.
     ///
-    /// On an open ledger only what is in quarantine is looked at, and no life is covered.
+    /// On an open ledger a stop says nothing, only what is in quarantine is looked at, and no life is
+    /// covered.
     pub(crate) fn settle(
         &self,
         stopped: Option<Generation>,
@@ -223,6 +224,8 @@ impl Ledger {
         now: Duration,
     ) -> Settlement {
         let mut inner = self.inner();
+        // While it is open, a life may go on after the stop.
+        let stopped = stopped.filter(|_| inner.closed);
         inner.forgotten = inner.forgotten.max(stopped);
         // The stop says nothing of what would be entered after it.
         inner.over = inner.over.max(stopped);

@@ -178,7 +178,8 @@ impl AddressSpace {
     ///
     /// Makes no system call but those that free memory. Called again, it releases what can go since,
     /// and nothing twice: after a verified reset, call [`Self::unmap_all`] once more and settle with
-    /// that. While the space is open only what is in quarantine is looked at, and there is no proof.
+    /// that. While the space is open only what is in quarantine is looked at, a
+    /// stop says nothing, and there is no proof.
     pub fn settle(&self, stopped: Option<&FunctionStopped>) -> Settled {
         let stopped = stopped.filter(|stopped| {
             let own = stopped.device() == self.transport.id();

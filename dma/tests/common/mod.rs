@@ -43,8 +43,13 @@ impl Bench {
 
     /// A space in which a mapping of one page fits once.
     pub(crate) fn with_room_for_one() -> Self {
+        Self::with_pages(2)
+    }
+
+    /// A space of so many pages, guard pages included.
+    pub(crate) fn with_pages(pages: u64) -> Self {
         let limits = DmaLimits {
-            ranges: vec![0x1000..=0x2fff],
+            ranges: vec![0x1000..=0xfff + pages * PAGE as u64],
             ..limits_39_bits()
         };
         Self::with_limits(limits)
