@@ -395,3 +395,88 @@ impl FakeFunction {
         self.state().hung_up
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::config::{CommandRegister, ConfigSpace};
+    use crate::testing::limits_39_bits;
+    use crate::transport::{DmaMemory, Iova, Transport};
+
+    fn fake() -> FakeFunction {
+        FakeFunction::new(limits_39_bits()).unwrap()
+    }
+
+    #[test]
+    fn dma_takes_a_mapping_and_bus_mastering() {
+        let function = fake();
+        let config = ConfigSpace::new(&function);
+        let command = CommandRegister::open(&config).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let map = memmap2::MmapOptions::new()
+            .len(4096)
+            .map_raw(&file)
+            .unwrap();
+        let addr = std::ptr::NonNull::new(map.as_mut_ptr()).unwrap();
+        #[expect(unsafe_code, reason = "maps memory of the test's own")]
+        // SAFETY: `map` outlives `function`'s last access.
+        let memory = unsafe { DmaMemory::new(addr, 4096, file.as_fd(), 0) };
+        function.dma_map(Iova(0x1000), memory).unwrap();
+
+        assert!(!function.dma_write(0x1010, &[1]), "bus mastering is off");
+        command.bus_master_on(&config).unwrap();
+        assert!(function.dma_write(0x1010, &[7]));
+        let mut byte = [0];
+        assert!(function.dma_read(0x1010, &mut byte));
+        assert_eq!(byte, [7]);
+        assert!(!function.dma_write(0x1fff, &[1, 2]), "beyond the mapping");
+        assert_eq!(function.dma_unmap(Iova(0x1000), 4096), Unmapped::Exact);
+        assert!(!function.dma_write(0x1010, &[1]), "unmapped");
+    }
+
+    #[test]
+    fn a_held_call_does_nothing_until_it_is_let_go() {
+        let function = fake();
+        function.set_register(0, 5);
+        let hold = function.hold(Call::Reset);
+        std::thread::scope(|scope| {
+            let reset = scope.spawn(|| function.reset());
+            hold.wait_entered();
+            assert_eq!(function.register(0), 5);
+            assert_eq!(function.log(), []);
+            hold.release();
+            reset.join().unwrap().unwrap();
+        });
+        assert_eq!(function.register(0), 0);
+        assert_eq!(function.log(), [Happened::Reset(ResetMethod::Server)]);
+    }
+
+    #[test]
+    fn an_interrupt_is_signalled_where_it_is_routed() {
+        let function = Arc::new(fake().with_interrupts(2));
+        let interrupts = crate::interrupts::Interrupts::route(function.clone(), 1).unwrap();
+        assert!(!function.fire(IrqIndex::Msix, 1));
+        assert!(function.fire(IrqIndex::Msix, 0));
+        assert!(interrupts.vector(0).unwrap().take());
+        assert!(function.fire(IrqIndex::Error, 0));
+        assert!(interrupts.error().unwrap().take());
+        drop(interrupts);
+        assert!(!function.fire(IrqIndex::Request, 0));
+    }
+
+    #[test]
+    fn nothing_works_after_hanging_up() {
+        let function = fake();
+        function.hang_up();
+        let config = ConfigSpace::new(&function);
+        assert!(config.command().is_err());
+        assert!(function.reset().is_err());
+        assert_eq!(
+            function.dma_unmap(Iova(0x1000), 4096),
+            Unmapped::Failed(Errno::EBADF)
+        );
+    }
+}
