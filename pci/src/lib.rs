@@ -6,6 +6,7 @@ pub mod barrier;
 pub mod capabilities;
 pub mod clock;
 pub mod config;
+mod descriptor;
 pub mod id;
 pub mod interrupts;
 mod mapped;

@@ -114,6 +114,37 @@ impl Sysfs {
         })
     }
 
+    /// The methods by which the kernel resets a function, in its order, as the kernel writes them
+    /// (`reset_method`, from Linux 5.15 on).
+    ///
+    /// # Errors
+    ///
+    /// [`SysfsError`] when the file cannot be read.
+    pub fn reset_method(&self, address: Address) -> Result<String, SysfsError> {
+        read(&self.device_path(address).join("reset_method"))
+    }
+
+    /// Chooses the methods by which the kernel resets a function, for everybody and until somebody
+    /// chooses otherwise. Takes root.
+    ///
+    /// # Errors
+    ///
+    /// [`SysfsError`] when the file cannot be written.
+    pub fn set_reset_method(&self, address: Address, methods: &str) -> Result<(), SysfsError> {
+        let path = self.device_path(address).join("reset_method");
+        (self.write)(&path, methods).map_err(|source| SysfsError {
+            path,
+            action: "write",
+            source,
+        })
+    }
+
+    /// The same with another kernel behind it.
+    #[cfg(test)]
+    pub(crate) fn with_write(self, write: fn(&Path, &str) -> io::Result<()>) -> Self {
+        Self { write, ..self }
+    }
+
     /// The file of the type1 container.
     #[must_use]
     pub fn container_path(&self) -> PathBuf {

@@ -2,8 +2,9 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::errno::Errno;
@@ -13,9 +14,13 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_map,
 };
 
-use super::vfio::{AddressSpace, OpenError, Opened, chain, ioctl, open_file, page_size};
+use super::vfio::reset::Place;
+use super::vfio::{
+    AddressSpace, OpenError, Opened, Users, chain, ioctl, kept, open_file, page_size,
+};
 use super::{DmaLimits, DmaMemory, Iova, Kind, Transport};
 use crate::address::Address;
+use crate::descriptor::Descriptor;
 use crate::sysfs::Sysfs;
 
 /// The kernel's number of the only IOMMU type that we use.
@@ -32,7 +37,8 @@ pub(crate) const CONTAINER_MODULE: &str = "vfio (and vfio_iommu_type1)";
 pub struct Container {
     // Closed before the container: the kernel detaches the last group from it.
     groups: Mutex<Groups>,
-    file: OwnedFd,
+    file: Descriptor,
+    functions: Users,
 }
 
 /// The groups of a container that are open now, by their numbers.
@@ -44,7 +50,8 @@ impl Groups {
         self.0
             .iter()
             .filter(|(known, _)| *known == number)
-            .find_map(|(_, group)| group.upgrade())
+            .filter_map(|(_, group)| group.upgrade())
+            .find(|group| !group.file.is_hung_up())
     }
 
     fn add(&mut self, number: u32, group: &Arc<Group>) {
@@ -56,14 +63,46 @@ impl Groups {
 /// An open group file, attached to a container.
 #[derive(Debug)]
 struct Group {
-    file: OwnedFd,
+    file: Descriptor,
+    functions: Users,
 }
 
-/// A function's place in a container. The fields close in this order.
+/// A function's place in a container, counted until it leaves. The fields close in this order.
 #[derive(Debug)]
 struct Membership {
-    _group: Arc<Group>,
+    group: Arc<Group>,
     container: Arc<Container>,
+    left: AtomicBool,
+}
+
+impl Membership {
+    fn new(group: Arc<Group>, container: Arc<Container>) -> Self {
+        group.functions.enter();
+        container.functions.enter();
+        Self {
+            group,
+            container,
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// Counts the function out, once: how many are left in its group, and in the container.
+    fn leave(&self) -> Option<(usize, usize)> {
+        let first = !self.left.swap(true, Ordering::AcqRel);
+        first.then(|| {
+            (
+                self.group.functions.leave(),
+                self.container.functions.leave(),
+            )
+        })
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // Files close with their last owner; a container may be opened through again.
+        self.leave();
+    }
 }
 
 impl Container {
@@ -103,7 +142,8 @@ impl Container {
         }
         Ok(Arc::new(Self {
             groups: Mutex::default(),
-            file,
+            file: kept(&name, file)?,
+            functions: Users::default(),
         }))
     }
 
@@ -134,7 +174,7 @@ impl Container {
             }
         };
         drop(groups);
-        self.function(address, group)
+        self.function(sysfs, address, group)
     }
 
     /// Opens the function at `address` through `group`, a descriptor of its group file that a
@@ -155,7 +195,7 @@ impl Container {
         let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.add(ready.group, &group);
         drop(groups);
-        self.function(address, group)
+        self.function(sysfs, address, group)
     }
 
     fn attach(&self, device: &str, file: OwnedFd) -> Result<Arc<Group>, OpenError> {
@@ -192,11 +232,15 @@ impl Container {
                 errno,
             )
         })?;
-        Ok(Arc::new(Group { file }))
+        Ok(Arc::new(Group {
+            file: kept(device, file)?,
+            functions: Users::default(),
+        }))
     }
 
     fn function(
         self: &Arc<Self>,
+        sysfs: &Sysfs,
         address: Address,
         group: Arc<Group>,
     ) -> Result<Arc<dyn Transport>, OpenError> {
@@ -207,11 +251,9 @@ impl Container {
         })?;
         let device = ioctl::group_device(group.file.as_fd(), &c_name)
             .map_err(|errno| OpenError::kernel(&name, "VFIO_GROUP_GET_DEVICE_FD", errno))?;
-        let space = Membership {
-            _group: group,
-            container: Arc::clone(self),
-        };
-        Ok(Arc::new(Opened::new(name, device, space)?))
+        let space = Membership::new(group, Arc::clone(self));
+        let place = Place::new(sysfs, address);
+        Ok(Arc::new(Opened::new(place, device, space)?))
     }
 }
 
@@ -236,5 +278,29 @@ impl AddressSpace for Membership {
 
     fn unmap(&self, iova: Iova, len: u64) -> Result<u64, Errno> {
         ioctl::unmap_dma(self.container.file.as_fd(), iova.0, len)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.container.functions.are_several()
+    }
+
+    fn group(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.group.file.as_fd())
+    }
+
+    fn detach(&self, _device: BorrowedFd<'_>) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn hang_up(&self) {
+        let Some((in_group, in_container)) = self.leave() else {
+            return;
+        };
+        if in_group == 0 {
+            self.group.file.hang_up();
+        }
+        if in_container == 0 {
+            self.container.file.hang_up();
+        }
     }
 }

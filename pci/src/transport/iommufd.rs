@@ -1,9 +1,10 @@
 //! Kernel VFIO through a device's character device and iommufd (`linux/iommufd.h`).
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use iommufd_bindings::{
     iommu_ioas_map, iommufd_ioas_map_flags_IOMMU_IOAS_MAP_FIXED_IOVA as FIXED_IOVA,
@@ -12,16 +13,21 @@ use iommufd_bindings::{
 };
 use nix::errno::Errno;
 
-use super::vfio::{AddressSpace, OpenError, Opened, chain, ioctl, open_file, page_size};
+use super::vfio::reset::Place;
+use super::vfio::{
+    AddressSpace, OpenError, Opened, Users, chain, ioctl, kept, open_file, page_size,
+};
 use super::{DmaLimits, DmaMemory, Iova, Kind, Transport};
 use crate::address::Address;
+use crate::descriptor::Descriptor;
 use crate::sysfs::{NotUsable, Sysfs};
 
 /// An opening of `/dev/iommu` with one I/O address space, which every function opened through it
 /// shares, and so one ledger of IOVAs (R1).
 #[derive(Debug)]
 pub struct Iommufd {
-    file: OwnedFd,
+    file: Descriptor,
+    functions: Users,
     /// The address space's number.
     ioas: u32,
 }
@@ -47,10 +53,14 @@ impl Iommufd {
     }
 
     fn allocate(file: OwnedFd, path: &std::path::Path) -> Result<Arc<Self>, OpenError> {
-        let ioas = ioctl::ioas_alloc(file.as_fd()).map_err(|errno| {
-            OpenError::kernel(&path.display().to_string(), "IOMMU_IOAS_ALLOC", errno)
-        })?;
-        Ok(Arc::new(Self { file, ioas }))
+        let name = path.display().to_string();
+        let ioas = ioctl::ioas_alloc(file.as_fd())
+            .map_err(|errno| OpenError::kernel(&name, "IOMMU_IOAS_ALLOC", errno))?;
+        Ok(Arc::new(Self {
+            file: kept(&name, file)?,
+            functions: Users::default(),
+            ioas,
+        }))
     }
 
     /// Opens the function at `address`, which is bound to vfio-pci, by its character device.
@@ -69,7 +79,7 @@ impl Iommufd {
         let ready = sysfs.preflight(address, ours)?;
         let path = ready.cdev.ok_or(NotUsable::NoCharacterDevice { address })?;
         let device = open_file(&address.to_string(), &path, "vfio-pci")?;
-        self.attach(address, device, path)
+        self.attach(sysfs, address, device, path)
     }
 
     /// Opens the function at `address` through `device`, a descriptor of its character device that
@@ -86,11 +96,12 @@ impl Iommufd {
         device: OwnedFd,
     ) -> Result<Arc<dyn Transport>, OpenError> {
         sysfs.preflight(address, ours)?;
-        self.attach(address, device, PathBuf::from("the passed device"))
+        self.attach(sysfs, address, device, PathBuf::from("the passed device"))
     }
 
     fn attach(
         self: &Arc<Self>,
+        sysfs: &Sysfs,
         address: Address,
         device: OwnedFd,
         path: PathBuf,
@@ -112,17 +123,40 @@ impl Iommufd {
             .map_err(|errno| refused("VFIO_DEVICE_BIND_IOMMUFD", errno))?;
         ioctl::attach_iommufd(device.as_fd(), self.ioas)
             .map_err(|errno| refused("VFIO_DEVICE_ATTACH_IOMMUFD_PT", errno))?;
-        let space = Attachment {
-            iommufd: Arc::clone(self),
-        };
-        Ok(Arc::new(Opened::new(name.clone(), device, space)?))
+        let space = Attachment::new(Arc::clone(self));
+        let place = Place::new(sysfs, address);
+        Ok(Arc::new(Opened::new(place, device, space)?))
     }
 }
 
-/// A function's place in an address space.
+/// A function's place in an address space, counted until it leaves.
 #[derive(Debug)]
 struct Attachment {
     iommufd: Arc<Iommufd>,
+    left: AtomicBool,
+}
+
+impl Attachment {
+    fn new(iommufd: Arc<Iommufd>) -> Self {
+        iommufd.functions.enter();
+        Self {
+            iommufd,
+            left: AtomicBool::new(false),
+        }
+    }
+
+    /// Counts the function out, once: how many are left.
+    fn leave(&self) -> Option<usize> {
+        let first = !self.left.swap(true, Ordering::AcqRel);
+        first.then(|| self.iommufd.functions.leave())
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // The file closes with its last owner, who may open through it again.
+        self.leave();
+    }
 }
 
 impl AddressSpace for Attachment {
@@ -153,5 +187,23 @@ impl AddressSpace for Attachment {
 
     fn unmap(&self, iova: Iova, len: u64) -> Result<u64, Errno> {
         ioctl::ioas_unmap(self.iommufd.file.as_fd(), self.iommufd.ioas, iova.0, len)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.iommufd.functions.are_several()
+    }
+
+    fn group(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn detach(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(ioctl::detach_iommufd(device)?)
+    }
+
+    fn hang_up(&self) {
+        if self.leave() == Some(0) {
+            self.iommufd.file.hang_up();
+        }
     }
 }

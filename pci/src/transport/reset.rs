@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use nix::errno::Errno;
 use thiserror::Error;
+
+use crate::sysfs::SysfsError;
 
 /// A way to reset a function. The first seven are the kernel's, in its order of preference and by
 /// the words of sysfs `reset_method` (`drivers/pci/pci.c`, `pci_reset_fn_methods`).
@@ -141,22 +142,18 @@ pub enum ResetFailed {
         /// Which.
         method: ResetMethod,
     },
-    /// Sysfs `reset_method` could not be read or written, so that the method was not chosen and
-    /// nothing was reset.
+    /// The method could not be chosen in sysfs `reset_method`, and nothing was reset.
     #[error(
-        "{device}: could not choose the {method} reset in {}; it takes root, and a kernel from 5.15 on",
-        path.display()
+        "{device}: the {method} reset could not be chosen; it takes root, and Linux 5.15 or newer"
     )]
     Choice {
         /// The function's name.
         device: String,
         /// Which.
         method: ResetMethod,
-        /// The file.
-        path: PathBuf,
         /// Why.
         #[source]
-        source: io::Error,
+        source: SysfsError,
     },
     /// A hot reset would also reset functions that are not this one; nothing was reset (C36).
     #[error(

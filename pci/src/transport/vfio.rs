@@ -11,6 +11,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::errno::Errno;
 
@@ -21,14 +22,17 @@ use super::{
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
 use crate::address::Address;
+use crate::descriptor::Descriptor;
 use crate::id::{DeviceId, Generation};
 use crate::sysfs::Sysfs;
 use function::Function;
+use reset::Place;
 
 pub(crate) mod chain;
 mod error;
 pub(crate) mod function;
 pub(crate) mod ioctl;
+pub(crate) mod reset;
 
 pub use error::OpenError;
 
@@ -100,6 +104,15 @@ pub(crate) fn open_file(
     })
 }
 
+/// Puts a descriptor under the care of the fork table.
+pub(crate) fn kept(device: &str, file: OwnedFd) -> Result<Descriptor, OpenError> {
+    Descriptor::new(file).map_err(|source| OpenError::Kernel {
+        device: device.to_owned(),
+        step: "keeping its descriptor",
+        source,
+    })
+}
+
 /// The IOMMU side of an opened function: what the two interfaces do differently.
 pub(crate) trait AddressSpace: Send + Sync + fmt::Debug {
     /// Which interface this is.
@@ -113,6 +126,40 @@ pub(crate) trait AddressSpace: Send + Sync + fmt::Debug {
 
     /// Unmaps, and returns how many bytes the kernel says it unmapped.
     fn unmap(&self, iova: Iova, len: u64) -> Result<u64, Errno>;
+
+    /// As [`Transport::shares_space`].
+    fn is_shared(&self) -> bool;
+
+    /// The file of the function's group, which a hot reset needs; none where it was not opened
+    /// through a group.
+    fn group(&self) -> Option<BorrowedFd<'_>>;
+
+    /// As [`Transport::detach_space`].
+    fn detach(&self, device: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Closes what no other function uses.
+    fn hang_up(&self);
+}
+
+/// How many functions use something that they share.
+#[derive(Default, Debug)]
+pub(crate) struct Users(AtomicUsize);
+
+impl Users {
+    /// Counts one in, and returns how many there are.
+    pub(crate) fn enter(&self) -> usize {
+        self.0.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Counts one out, and returns how many are left.
+    pub(crate) fn leave(&self) -> usize {
+        self.0.fetch_sub(1, Ordering::AcqRel) - 1
+    }
+
+    /// Whether there is more than one.
+    pub(crate) fn are_several(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 1
+    }
 }
 
 /// A function opened through the kernel.
@@ -123,14 +170,17 @@ pub(crate) trait AddressSpace: Send + Sync + fmt::Debug {
 pub(crate) struct Opened<S> {
     function: Function,
     space: S,
+    place: Place,
 }
 
 impl<S: AddressSpace> Opened<S> {
-    /// Describes the function behind `device`, which is attached to `space`.
-    pub(crate) fn new(name: String, device: OwnedFd, space: S) -> Result<Self, OpenError> {
+    /// Describes the function at `place`, whose descriptor is `device` and which is attached to
+    /// `space`.
+    pub(crate) fn new(place: Place, device: OwnedFd, space: S) -> Result<Self, OpenError> {
         Ok(Self {
-            function: Function::new(name, device)?,
+            function: Function::new(place.name(), device)?,
             space,
+            place,
         })
     }
 }
@@ -227,17 +277,30 @@ impl<S: AddressSpace> Transport for Opened<S> {
     }
 
     fn reset_methods(&self) -> Vec<ResetMethod> {
-        Vec::new()
+        self.function.reset_methods(&self.place)
     }
 
     fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
-        Err(ResetFailed::NotOffered {
-            device: self.name().to_owned(),
-            method,
-        })
+        if method == ResetMethod::Hot {
+            self.function.hot_reset(&self.place, self.space.group())
+        } else {
+            self.function.reset_by(&self.place, method)
+        }
     }
 
-    fn hang_up(&self) {}
+    fn shares_space(&self) -> bool {
+        self.space.is_shared()
+    }
+
+    fn detach_space(&self) -> io::Result<()> {
+        self.space.detach(self.function.fd())
+    }
+
+    /// The device first, as when it is dropped (C7).
+    fn hang_up(&self) {
+        self.function.hang_up();
+        self.space.hang_up();
+    }
 }
 
 /// Bytes of a page of this process.

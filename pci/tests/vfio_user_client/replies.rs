@@ -7,7 +7,9 @@ use std::sync::Arc;
 use failstop_pci::id::Generation;
 use failstop_pci::transport::vfio_user::wire::{Command, Flags, Header, encode};
 use failstop_pci::transport::vfio_user::{Broken, Client, Violation};
-use failstop_pci::transport::{AccessError, IrqIndex, RegionIndex, Transport};
+use failstop_pci::transport::{
+    AccessError, IrqIndex, RegionIndex, ResetFailed, ResetMethod, Transport,
+};
 use zerocopy::IntoBytes;
 
 use crate::support::{Peer, Received, impatient, opened, patient};
@@ -461,6 +463,26 @@ fn vectors_are_routed_in_groups_that_the_server_can_take() {
     client
         .set_irqs(IrqIndex::Msix, 1, &[event.as_fd(); 6])
         .unwrap();
+    drop(client);
+    server.join();
+}
+
+#[test]
+fn the_servers_reset_is_the_only_method() {
+    let (client, server) = opened(patient(), |peer| {
+        let asked = peer.expect(Command::DeviceReset);
+        peer.reply(&asked, &[]);
+        peer.expect_hang_up();
+    });
+    assert_eq!(client.reset_methods(), [ResetMethod::Server]);
+    client.reset_by(ResetMethod::Server).unwrap();
+    for method in [ResetMethod::Flr, ResetMethod::Hot, ResetMethod::Software] {
+        assert!(matches!(
+            client.reset_by(method),
+            Err(ResetFailed::NotOffered { .. })
+        ));
+    }
+    assert!(client.detach_space().is_err());
     drop(client);
     server.join();
 }

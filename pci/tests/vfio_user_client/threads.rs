@@ -354,3 +354,25 @@ fn c33_expire_returns_after_a_message_that_is_half_sent() {
     });
     server.join();
 }
+
+#[test]
+fn c15_hanging_up_ends_the_connection_under_who_waits() {
+    let (reading, read_now) = channel();
+    let (client, server) = opened(patient(), move |peer| {
+        peer.expect(Command::RegionRead);
+        reading.send(()).unwrap();
+        peer.expect_hang_up();
+    });
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&client, 0));
+        read_now.recv().unwrap();
+        client.hang_up();
+        assert!(waiting.join().unwrap().is_err());
+    });
+    // The server saw it, although the client is still held.
+    server.join();
+    assert_eq!(client.broken(), Some(Broken::HungUp));
+    assert!(read(&client, 0).is_err());
+    assert!(client.reset().is_err());
+    client.hang_up();
+}

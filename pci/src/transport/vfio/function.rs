@@ -1,6 +1,5 @@
 //! An opened VFIO device descriptor: regions, interrupts, reset.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -14,12 +13,14 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use super::chain::{self, PlacedRegion};
-use super::{OpenError, ioctl, page_size};
+use super::reset::{self, Place};
+use super::{OpenError, ioctl, kept, page_size};
 use crate::capabilities::Capabilities;
 use crate::config::{EXTENDED_SIZE, STANDARD_SIZE};
+use crate::descriptor::Descriptor;
 use crate::id::{DeviceId, Generation};
 use crate::transport::{
-    AccessError, IrqError, IrqIndex, Region, RegionIndex, ResetFailed, Strength,
+    AccessError, IrqError, IrqIndex, Region, RegionIndex, ResetFailed, ResetMethod, Strength,
 };
 
 /// The regions of a PCI function in `linux/vfio.h`, in the order of their numbers.
@@ -51,12 +52,14 @@ const IRQS: [IrqIndex; 5] = [
 pub(crate) struct Function {
     id: DeviceId,
     name: String,
-    file: File,
+    file: Descriptor,
     regions: Vec<PlacedRegion>,
     irqs: [u32; IRQS.len()],
     can_reset: bool,
     /// Where ATS Control is, and whether it read enabled when the domain was attached.
     ats: Option<(u16, bool)>,
+    /// The best reset that its capabilities show, for kernels that do not say.
+    shown_reset: ResetMethod,
     gate: Gate,
 }
 
@@ -82,15 +85,18 @@ impl Function {
         let irqs = IRQS.map(|index| ioctl::irq_count(fd, index.number()).unwrap_or(0));
         let mut function = Self {
             id: DeviceId::fresh(),
+            file: kept(&name, device)?,
             name,
-            file: File::from(device),
             regions,
             irqs,
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
             ats: None,
+            shown_reset: ResetMethod::Bus,
             gate: Gate::default(),
         };
-        function.ats = function.find_ats()?;
+        let capabilities = function.capabilities()?;
+        function.ats = capabilities.ats.map(|ats| (ats.control(), ats.enabled));
+        function.shown_reset = reset::shown(&capabilities);
         Ok(function)
     }
 
@@ -127,7 +133,7 @@ impl Function {
     ) -> Result<(), AccessError> {
         let len = data.len();
         self.access(generation, index, offset, len, |at| {
-            self.file.read_exact_at(data, at)
+            self.file.file().read_exact_at(data, at)
         })
     }
 
@@ -139,7 +145,7 @@ impl Function {
         data: &[u8],
     ) -> Result<(), AccessError> {
         self.access(generation, index, offset, data.len(), |at| {
-            self.file.write_all_at(data, at)
+            self.file.file().write_all_at(data, at)
         })
     }
 
@@ -165,7 +171,7 @@ impl Function {
             .file_offset
             .checked_add(offset)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        Ok((self.file.try_clone()?.into(), at))
+        Ok((self.file.file().try_clone()?.into(), at))
     }
 
     pub(crate) fn irq_count(&self, index: IrqIndex) -> u32 {
@@ -222,6 +228,38 @@ impl Function {
         ioctl::device_reset(self.fd()).map_err(failed)
     }
 
+    /// The methods that the kernel has, of which it uses the first.
+    pub(crate) fn reset_methods(&self, place: &Place) -> Vec<ResetMethod> {
+        if self.can_reset {
+            place.methods(self.shown_reset)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Resets by this very method of the kernel's.
+    pub(crate) fn reset_by(&self, place: &Place, method: ResetMethod) -> Result<(), ResetFailed> {
+        place.choose(method, self.shown_reset, || self.reset())
+    }
+
+    /// Resets everything behind the bridge, if that is this function only. `group` is the file of
+    /// its group, where that is how it was opened.
+    pub(crate) fn hot_reset(
+        &self,
+        place: &Place,
+        group: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ResetFailed> {
+        let failed = |errno: Errno| ResetFailed::new(&self.name, errno.into());
+        let touched = ioctl::hot_reset_info(self.fd()).map_err(failed)?;
+        place.alone(&touched)?;
+        ioctl::hot_reset(self.fd(), group.as_slice()).map_err(failed)
+    }
+
+    /// Closes the descriptor, also while others keep `self`.
+    pub(crate) fn hang_up(&self) {
+        self.file.hang_up();
+    }
+
     /// How strongly an unmap revokes, behind a type1 or iommufd domain, which is one of hardware
     /// translation: all of it, unless the function may keep translations of its own (R1, C44).
     pub(crate) fn strength(&self) -> Strength {
@@ -236,7 +274,7 @@ impl Function {
         }
     }
 
-    fn find_ats(&self) -> Result<Option<(u16, bool)>, OpenError> {
+    fn capabilities(&self) -> Result<Capabilities, OpenError> {
         let size = if self.region(RegionIndex::Config).size >= EXTENDED_SIZE as u64 {
             EXTENDED_SIZE
         } else {
@@ -248,12 +286,10 @@ impl Function {
                 device: self.name.clone(),
                 source,
             })?;
-        let capabilities =
-            Capabilities::parse(&config).map_err(|source| OpenError::Capabilities {
-                device: self.name.clone(),
-                source,
-            })?;
-        Ok(capabilities.ats.map(|ats| (ats.control(), ats.enabled)))
+        Capabilities::parse(&config).map_err(|source| OpenError::Capabilities {
+            device: self.name.clone(),
+            source,
+        })
     }
 
     fn config_u16(&self, offset: u16) -> Result<u16, AccessError> {
@@ -372,14 +408,16 @@ mod tests {
         let mut function = Function {
             id: DeviceId::fresh(),
             name: "0000:01:00.0".to_owned(),
-            file,
+            file: Descriptor::new(file.into()).unwrap(),
             regions,
             irqs: [0, 1, 10, 1, 1],
             can_reset: false,
             ats: None,
+            shown_reset: ResetMethod::Flr,
             gate: Gate::default(),
         };
-        function.ats = function.find_ats().unwrap();
+        let ats = function.capabilities().unwrap().ats;
+        function.ats = ats.map(|ats| (ats.control(), ats.enabled));
         function
     }
 

@@ -13,8 +13,9 @@ use iommufd_bindings::{
 };
 use nix::errno::Errno;
 use vfio_bindings::bindings::vfio::{
-    vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd, vfio_device_info, vfio_group_status,
-    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_irq_info,
+    vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd, vfio_device_detach_iommufd_pt,
+    vfio_device_info, vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap,
+    vfio_irq_info,
 };
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -54,6 +55,13 @@ mod raw {
     );
     ioctl_readwrite_bad!(device_set_irqs, request_code_none!(TYPE, 110), u32);
     ioctl_none_bad!(device_reset, request_code_none!(TYPE, 111));
+    // Shares its number with VFIO_IOMMU_GET_INFO: what it means depends on the descriptor.
+    ioctl_readwrite_bad!(
+        device_get_pci_hot_reset_info,
+        request_code_none!(TYPE, 112),
+        u32
+    );
+    ioctl_readwrite_bad!(device_pci_hot_reset, request_code_none!(TYPE, 113), u32);
     ioctl_readwrite_bad!(iommu_get_info, request_code_none!(TYPE, 112), u64);
     ioctl_readwrite_bad!(
         iommu_map_dma,
@@ -74,6 +82,11 @@ mod raw {
         device_attach_iommufd_pt,
         request_code_none!(TYPE, 119),
         vfio_device_attach_iommufd_pt
+    );
+    ioctl_readwrite_bad!(
+        device_detach_iommufd_pt,
+        request_code_none!(TYPE, 120),
+        vfio_device_detach_iommufd_pt
     );
     ioctl_readwrite_bad!(ioas_alloc, request_code_none!(TYPE, 0x81), iommu_ioas_alloc);
     ioctl_readwrite_bad!(
@@ -230,6 +243,46 @@ pub(crate) fn device_reset(device: BorrowedFd<'_>) -> Result<()> {
     unsafe { raw::device_reset(device.as_raw_fd()) }.map(drop)
 }
 
+/// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO`: the functions that a hot reset touches, each as two words,
+/// of which the second is segment (16 bits), bus and devfn (`struct vfio_pci_dependent_device`).
+pub(crate) fn hot_reset_info(device: BorrowedFd<'_>) -> Result<Vec<[u32; 2]>> {
+    /// A bus has no more functions; a slot's buses have fewer than this.
+    const MAXIMUM: u32 = 1 << 12;
+    // struct vfio_pci_hot_reset_info: argsz, flags, count, devices.
+    const HEAD: usize = 3;
+    let mut room = 8u32;
+    loop {
+        let mut argument = vec![0u32; HEAD + 2 * room as usize];
+        argument[0] = u32::try_from(size_of_val(&*argument)).map_err(|_| Errno::E2BIG)?;
+        // SAFETY: the argument is an exclusively borrowed buffer of the size that it states.
+        let called = unsafe {
+            raw::device_get_pci_hot_reset_info(device.as_raw_fd(), argument.as_mut_ptr())
+        };
+        let count = argument[2];
+        match called {
+            Ok(_) if count <= room => {
+                let (devices, _) = argument[HEAD..].as_chunks();
+                return Ok(devices[..count as usize].to_vec());
+            }
+            Err(Errno::ENOSPC) if count > room && count <= MAXIMUM => room = count,
+            Ok(_) => return Err(Errno::E2BIG),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// `VFIO_DEVICE_PCI_HOT_RESET`, with the descriptors of all the affected groups; with none for a
+/// device opened by its character device.
+pub(crate) fn hot_reset(device: BorrowedFd<'_>, groups: &[BorrowedFd<'_>]) -> Result<()> {
+    // struct vfio_pci_hot_reset: argsz, flags, count, group_fds.
+    let count = u32::try_from(groups.len()).map_err(|_| Errno::E2BIG)?;
+    let mut argument = vec![0, 0, count];
+    argument.extend(groups.iter().map(|fd| fd.as_raw_fd().cast_unsigned()));
+    argument[0] = u32::try_from(size_of_val(&*argument)).map_err(|_| Errno::E2BIG)?;
+    // SAFETY: the argument is an exclusively borrowed buffer of the size that it states.
+    unsafe { raw::device_pci_hot_reset(device.as_raw_fd(), argument.as_mut_ptr()) }.map(drop)
+}
+
 /// `VFIO_IOMMU_MAP_DMA`. The memory's life is vouched for by the maker of `DmaMemory`.
 pub(crate) fn map_dma(container: BorrowedFd<'_>, map: &mut vfio_iommu_type1_dma_map) -> Result<()> {
     map.argsz = size_of_arg::<vfio_iommu_type1_dma_map>();
@@ -271,6 +324,16 @@ pub(crate) fn attach_iommufd(device: BorrowedFd<'_>, ioas: u32) -> Result<()> {
     };
     // SAFETY: the argument is a whole, exclusively borrowed structure of the size that it states.
     unsafe { raw::device_attach_iommufd_pt(device.as_raw_fd(), &raw mut attach) }.map(drop)
+}
+
+/// `VFIO_DEVICE_DETACH_IOMMUFD_PT`.
+pub(crate) fn detach_iommufd(device: BorrowedFd<'_>) -> Result<()> {
+    let mut detach = vfio_device_detach_iommufd_pt {
+        argsz: size_of_arg::<vfio_device_detach_iommufd_pt>(),
+        ..Default::default()
+    };
+    // SAFETY: the argument is a whole, exclusively borrowed structure of the size that it states.
+    unsafe { raw::device_detach_iommufd_pt(device.as_raw_fd(), &raw mut detach) }.map(drop)
 }
 
 /// `IOMMU_IOAS_ALLOC`: the new address space's number.

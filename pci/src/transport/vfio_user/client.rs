@@ -112,7 +112,10 @@ impl Client {
             .ok()
             .map(|credentials| credentials.pid())
             .filter(|pid| *pid > 0);
-        let connection = Connection::new(socket);
+        let connection = match Connection::new(socket) {
+            Ok(connection) => connection,
+            Err(source) => return Err(ConnectError::Socket { name, source }),
+        };
         let Description {
             capabilities,
             resettable,
@@ -554,7 +557,7 @@ impl Transport for Client {
 
     /// Ends the connection, upon which a server must unmap everything; that it did is not known.
     fn hang_up(&self) {
-        self.connection.end(Broken::HungUp);
+        self.connection.hang_up();
     }
 
     fn deadline(&self) -> Option<Duration> {

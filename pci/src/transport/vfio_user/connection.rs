@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -27,6 +28,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use super::error::{Broken, CallError, Doing, Violation};
 use super::socket::{self, MAX_FDS, ReceiveError};
 use super::wire::{Command, Flags, Header, MAX_VARIABLE, encode};
+use crate::descriptor::Descriptor;
 use crate::id::Generation;
 
 /// Message ids from here on belong to posted writes, which nobody answers: an answer to one of
@@ -88,7 +90,7 @@ pub(super) struct Answer {
 
 /// A connected server.
 pub(super) struct Connection {
-    socket: OwnedFd,
+    socket: Descriptor,
     /// The last generation that is over. The lock makes senders take turns.
     sending: Mutex<Option<Generation>>,
     inbox: Mutex<Inbox>,
@@ -126,15 +128,16 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd) -> Self {
-        Self {
-            socket,
+    /// Takes over a socket on which nothing was said yet.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self {
+            socket: Descriptor::new(socket)?,
             sending: Mutex::new(None),
             inbox: Mutex::default(),
             changed: Condvar::new(),
             next_posted: AtomicU16::new(0),
             broken: OnceLock::new(),
-        }
+        })
     }
 
     /// Why the connection is over, if it is.
@@ -153,11 +156,17 @@ impl Connection {
     pub(super) fn end(&self, why: Broken) -> Broken {
         let why = self.broken.get_or_init(|| why).clone();
         // Wakes who reads or waits for room. An error means that the peer was faster.
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        let _ = shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Both);
         // Under the lock, so that nobody is between his look at `broken` and his sleep.
         let _inbox = lock(&self.inbox);
         self.changed.notify_all();
         why
+    }
+
+    /// Ends the connection and closes the socket, also while others wait on it.
+    pub(super) fn hang_up(&self) {
+        self.end(Broken::HungUp);
+        self.socket.hang_up();
     }
 
     /// Sends a command that nobody answers: one system call, if the socket has room.
