@@ -48,21 +48,33 @@ impl Event {
     ///
     /// When the kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        let timeout = match timeout {
-            // Rounded up, so that a short wait does not become a busy loop.
-            Some(time) => {
-                PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
-            }
-            None => PollTimeout::NONE,
-        };
-        match poll(
-            &mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)],
-            timeout,
-        ) {
-            Ok(0) | Err(Errno::EINTR) => Ok(false),
-            Ok(_) => Ok(self.take()),
-            Err(errno) => Err(errno.into()),
+        Ok(wait_any(&[self], timeout)?.is_some())
+    }
+}
+
+/// Waits until one of `events` is signalled, at most `timeout` (for ever without one), and takes
+/// it: the index of the first that is. None when time was up, a signal handler ran, or another
+/// thread took it first.
+///
+/// # Errors
+///
+/// When the kernel refuses to wait.
+pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Option<usize>> {
+    let timeout = match timeout {
+        // Rounded up, so that a short wait does not become a busy loop.
+        Some(time) => {
+            PollTimeout::try_from(time.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX)
         }
+        None => PollTimeout::NONE,
+    };
+    let mut watched: Vec<PollFd<'_>> = events
+        .iter()
+        .map(|event| PollFd::new(event.fd.as_fd(), PollFlags::POLLIN))
+        .collect();
+    match poll(&mut watched, timeout) {
+        Ok(0) | Err(Errno::EINTR) => Ok(None),
+        Ok(_) => Ok(events.iter().position(|event| event.take())),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -146,6 +158,12 @@ impl Interrupts {
         self.request.as_ref()
     }
 
+    /// Signals every vector's event: whoever sleeps on one wakes, though no message comes any more
+    /// (C40).
+    pub fn wake_all(&self) {
+        self.vectors.iter().for_each(|event| event.signal());
+    }
+
     /// Disables the vectors; the error and request events stay [R4.3].
     ///
     /// # Errors
@@ -178,6 +196,55 @@ impl Drop for Interrupts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{FakeFunction, limits_39_bits};
+
+    fn routed() -> (Arc<FakeFunction>, Interrupts) {
+        let function = FakeFunction::new(limits_39_bits()).unwrap();
+        let function = Arc::new(function.with_interrupts(2));
+        let interrupts = Interrupts::route(function.clone(), 2).unwrap();
+        (function, interrupts)
+    }
+
+    #[test]
+    fn c40_every_sleeper_is_woken_without_an_interrupt() {
+        let (_function, interrupts) = routed();
+        std::thread::scope(|scope| {
+            let sleepers = [0, 1].map(|n| {
+                let event = interrupts.vector(n).unwrap();
+                scope.spawn(|| event.wait(None).unwrap())
+            });
+            interrupts.wake_all();
+            for sleeper in sleepers {
+                assert!(sleeper.join().unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn error_and_request_stay_armed_when_the_vectors_are_disabled() {
+        let (function, interrupts) = routed();
+        interrupts.disable_vectors().unwrap();
+        assert!(!function.fire(IrqIndex::Msix, 0));
+        assert!(function.fire(IrqIndex::Error, 0));
+        assert!(function.fire(IrqIndex::Request, 0));
+        assert!(interrupts.error().unwrap().take());
+        assert!(interrupts.request().unwrap().take());
+    }
+
+    #[test]
+    fn one_wait_watches_several_events() {
+        let (function, interrupts) = routed();
+        let wake = Event::new().unwrap();
+        let (error, request) = (interrupts.error().unwrap(), interrupts.request().unwrap());
+        let events = [&**error, &**request, &wake];
+        let now = || wait_any(&events, Some(Duration::ZERO)).unwrap();
+        assert_eq!(now(), None);
+        assert!(function.fire(IrqIndex::Request, 0));
+        assert_eq!(now(), Some(1));
+        wake.signal();
+        assert!(function.fire(IrqIndex::Error, 0));
+        assert_eq!((now(), now(), now()), (Some(0), Some(2), None));
+    }
 
     #[test]
     fn a_signalled_event_wakes_once() {
