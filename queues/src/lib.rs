@@ -12,4 +12,5 @@ pub mod completions;
 pub mod format;
 pub mod lifecycle;
 pub mod receive;
+mod sync;
 pub mod transmit;

@@ -1,8 +1,22 @@
-//! Whether a device may still be used: the only state that breaking it and the data path share.
+//! Whether a device may still be used: the only state that breaking it, the ladder and the data
+//! path share.
+//!
+//! ```text
+//!            mark_broken (any thread)        finish (the ladder)
+//!   Live ───────────────────────> Breaking ──────────────────────> Down
+//!     │ retire (close)
+//!     └──────────────────────────────────────────────────────────> Retired
+//! ```
+//!
+//! One value stands for one generation: a recovery makes a new one, and handles of the old keep
+//! theirs, which stays Down for ever (R10).
 
 use std::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use failstop_dma::proof::ReleaseProof;
+
+use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 
 /// Why a device was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,6 +36,11 @@ pub enum Cause {
         /// Where it was seen.
         what: String,
     },
+    /// A command did not end in time.
+    TimedOut {
+        /// Which, and how long was waited.
+        what: String,
+    },
     /// An unmap did something else than what was asked.
     UnmapFailed {
         /// What it did.
@@ -32,8 +51,17 @@ pub enum Cause {
         /// What was read instead.
         what: String,
     },
+    /// Work makes no progress, and nothing explains why (R11).
+    Stalled {
+        /// The evidence.
+        what: String,
+    },
     /// An uncorrectable error was reported on the bus (AER).
     BusError,
+    /// The function was asked back: it is being unbound or removed.
+    Removal,
+    /// It was closed while other threads still held objects of it.
+    Closed,
     /// Somebody asked for it.
     User,
 }
@@ -46,34 +74,75 @@ impl fmt::Display for Cause {
                 write!(f, "the device wrote an impossible value: {what}")
             }
             Self::Gone { what } => write!(f, "the device is gone: {what}"),
+            Self::TimedOut { what } => write!(f, "no answer in time: {what}"),
             Self::UnmapFailed { what } => write!(f, "an unmap failed: {what}"),
             Self::StillMaster { what } => write!(f, "bus mastering was not seen to go off: {what}"),
+            Self::Stalled { what } => write!(f, "work makes no progress: {what}"),
             Self::BusError => f.write_str("the bus reported an uncorrectable error"),
+            Self::Removal => f.write_str("the function is being removed or unbound"),
+            Self::Closed => f.write_str("it was closed while objects of it were in use"),
             Self::User => f.write_str("it was asked for"),
         }
     }
 }
 
-/// What happens when a device breaks.
-type Fence = Box<dyn Fn() + Send + Sync>;
+/// What the ladder proved of a broken device (R4).
+#[derive(Clone, Default, Debug)]
+pub struct Verdict {
+    /// The ground on which memory that the device may have known is released; without one, nothing is.
+    pub proof: Option<Arc<ReleaseProof>>,
+    /// Every mapping is released: nothing went to quarantine.
+    pub revoked: bool,
+    /// The function itself was proven stopped: what a recovery needs (R10).
+    pub stopped: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Stage {
+    Live,
+    Breaking(Cause),
+    Down(Cause, Verdict),
+    Retired,
+}
 
 /// One life of a device, as every handle of it sees it.
-#[derive(Default)]
+///
+/// Its lock is a leaf, held for a few assignments, and never taken on the data path of a device
+/// that is not broken.
 pub struct Lifecycle {
     broken: AtomicBool,
-    cause: OnceLock<Cause>,
-    fence: OnceLock<Fence>,
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self {
+            broken: AtomicBool::new(false),
+            stage: Mutex::new(Stage::Live),
+            changed: Condvar::new(),
+        }
+    }
 }
 
 impl fmt::Debug for Lifecycle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lifecycle")
-            .field("cause", &self.cause)
-            .finish_non_exhaustive()
+        f.debug_tuple("Lifecycle").field(&*self.stage()).finish()
     }
 }
 
 impl Lifecycle {
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        // A stage is whole between any two statements.
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, stage: MutexGuard<'a, Stage>) -> MutexGuard<'a, Stage> {
+        self.changed
+            .wait(stage)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the device is broken: one relaxed load, once per burst. What can go stale after it
     /// is harmless, because a dead generation's window is private memory (R4.3).
     #[inline(always)]
@@ -82,31 +151,94 @@ impl Lifecycle {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Sets what fences the device when it breaks: it runs once, on the thread that breaks the
-    /// device first, whoever that is. Without effect when it was set before.
-    pub fn on_break(&self, fence: impl Fn() + Send + Sync + 'static) {
-        // The first one counts.
-        let _ = self.fence.set(Box::new(fence));
-    }
-
-    /// Breaks the device, from any thread; true for the first who does, when the device was fenced
-    /// ([`Lifecycle::on_break`]).
+    /// Breaks the device, from any thread, and wakes its ladder; true for the first who does
+    /// (R11). Does not wait. Without effect on a device that was closed.
     pub fn mark_broken(&self, cause: Cause) -> bool {
-        let text = cause.to_string();
-        let first = self.cause.set(cause).is_ok();
-        self.broken.store(true, Ordering::Release);
-        if first {
-            log::error!("the device is broken: {text}");
-            if let Some(fence) = self.fence.get() {
-                fence();
+        {
+            let mut stage = self.stage();
+            if !matches!(*stage, Stage::Live) {
+                return false;
             }
+            *stage = Stage::Breaking(cause.clone());
+            self.broken.store(true, Ordering::Release);
+            self.changed.notify_all();
         }
-        first
+        log::error!("the device is broken: {cause}");
+        true
     }
 
     /// Why the device was broken, if it was.
     #[must_use]
-    pub fn cause(&self) -> Option<&Cause> {
-        self.cause.get()
+    pub fn cause(&self) -> Option<Cause> {
+        match &*self.stage() {
+            Stage::Breaking(cause) | Stage::Down(cause, _) => Some(cause.clone()),
+            Stage::Live | Stage::Retired => None,
+        }
+    }
+
+    /// The ladder's part: waits until the device is broken and says why; none once it was closed.
+    #[must_use]
+    pub fn wait_broken(&self) -> Option<Cause> {
+        let mut stage = self.stage();
+        loop {
+            match &*stage {
+                Stage::Live => stage = self.wait(stage),
+                Stage::Breaking(cause) | Stage::Down(cause, _) => return Some(cause.clone()),
+                Stage::Retired => return None,
+            }
+        }
+    }
+
+    /// The ladder's last word. Without effect unless the device is breaking: a verdict does not
+    /// change.
+    pub fn finish(&self, verdict: Verdict) {
+        let mut stage = self.stage();
+        if let Stage::Breaking(cause) = &*stage {
+            *stage = Stage::Down(cause.clone(), verdict);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The verdict, once it is in.
+    #[must_use]
+    pub fn verdict(&self) -> Option<Verdict> {
+        match &*self.stage() {
+            Stage::Down(_, verdict) => Some(verdict.clone()),
+            _ => None,
+        }
+    }
+
+    /// Waits for the verdict of a device that is breaking; none of one that is not.
+    ///
+    /// The ladder's steps have deadlines, so that this ends. Not for the ladder's own thread.
+    #[must_use]
+    pub fn wait_verdict(&self) -> Option<Verdict> {
+        let mut stage = self.stage();
+        loop {
+            match &*stage {
+                Stage::Breaking(_) => stage = self.wait(stage),
+                Stage::Down(_, verdict) => return Some(verdict.clone()),
+                Stage::Live | Stage::Retired => return None,
+            }
+        }
+    }
+
+    /// Ends the life in good order: the ladder will not be needed. False when it was broken before.
+    pub fn retire(&self) -> bool {
+        let mut stage = self.stage();
+        if !matches!(*stage, Stage::Live) {
+            return matches!(*stage, Stage::Retired);
+        }
+        *stage = Stage::Retired;
+        // Whoever still looks posts nothing more.
+        self.broken.store(true, Ordering::Release);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Whether it was ended in good order.
+    #[must_use]
+    pub fn is_retired(&self) -> bool {
+        matches!(*self.stage(), Stage::Retired)
     }
 }

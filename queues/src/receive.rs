@@ -31,6 +31,8 @@ pub struct Rx<F> {
     errors: u64,
     bytes: u64,
     started: bool,
+    /// Flushed: no slot is looked at again.
+    ended: bool,
     format: PhantomData<F>,
 }
 
@@ -55,6 +57,7 @@ impl<F: RxFormat> Rx<F> {
             errors: 0,
             bytes: 0,
             started: false,
+            ended: false,
             format: PhantomData,
         }
     }
@@ -70,19 +73,40 @@ impl<F: RxFormat> Rx<F> {
     /// Exchanges up to `frames.len()` empty frames for received ones, and returns how many: the
     /// first so many of `frames` are full, in the order of arrival.
     ///
-    /// A frame of another memory region than the ring's ends the burst at that frame.
+    /// A frame of another memory region than the ring's ends the burst at that frame. On a broken
+    /// device what the hardware had written is delivered; what was not is flushed once the verdict
+    /// is in, by the first burst that then finds nothing (R7).
     #[inline]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
         // Peeked first, so that an empty poll has no prologue.
         if F::is_done(self.ring.peek::<1>(self.next)) {
             self.exchange(frames)
+        } else if self.lifecycle.is_broken() {
+            self.sweep(frames)
         } else {
             0
         }
     }
 
+    /// A burst that found nothing on a broken device.
+    #[cold]
+    #[inline(never)]
+    fn sweep(&mut self, frames: &mut [Frame]) -> usize {
+        // No flush before the verdict (C31).
+        if self.lifecycle.verdict().is_none() {
+            return 0;
+        }
+        // Looked at once more after it: what the hardware wrote meanwhile is delivered.
+        let received = self.exchange(frames);
+        self.ended |= received == 0 && !self.is_ready();
+        received
+    }
+
     #[inline(never)]
     fn exchange(&mut self, frames: &mut [Frame]) -> usize {
+        if self.ended {
+            return 0;
+        }
         let first = self.next;
         let mut cursor = self.ring.cursor(first).limited(self.buffer);
         let mut bytes = 0;
@@ -172,14 +196,16 @@ impl<F: RxFormat> Rx<F> {
 
     #[cold]
     #[inline(never)]
-    fn impossible(&self, what: &'static str) {
+    fn impossible(&mut self, what: &'static str) {
         self.lifecycle.mark_broken(Cause::ImpossibleValue { what });
+        // Behind it nothing can be believed: after the verdict it is where the sweep ends.
+        self.ended |= self.lifecycle.verdict().is_some();
     }
 
     /// Whether a burst would find something.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        F::is_done(self.ring.peek::<1>(self.next))
+        !self.ended && F::is_done(self.ring.peek::<1>(self.next))
     }
 
     /// The accounts: each done descriptor was posted once, and its slot was posted again.
@@ -191,12 +217,29 @@ impl<F: RxFormat> Rx<F> {
         } else {
             0
         };
-        Completions {
+        let completions = Completions {
             posted: first + success + error,
             success,
             error,
             flushed: 0,
+        };
+        if self.ended {
+            completions.flush()
+        } else {
+            completions
         }
+    }
+
+    /// Flushes what is outstanding: the queue is proven stopped, or goes to quarantine. No slot is
+    /// looked at again.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Whether it was flushed.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.ended
     }
 
     /// Bytes received, without frame check sequences.

@@ -36,6 +36,8 @@ pub struct Tx<F> {
     posted: u64,
     bytes: u64,
     refused: u64,
+    /// Flushed: no slot is looked at again.
+    ended: bool,
     format: PhantomData<F>,
 }
 
@@ -61,6 +63,7 @@ impl<F: TxFormat> Tx<F> {
             posted,
             bytes,
             refused,
+            ended: false,
             format: PhantomData,
         }
     }
@@ -72,10 +75,11 @@ impl<F: TxFormat> Tx<F> {
     /// ring's, ends the burst at that frame and is counted ([`Tx::refused`]).
     #[inline(never)]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
-        let room = self.room(frames.len());
         if self.lifecycle.is_broken() {
+            self.reap();
             return 0;
         }
+        let room = self.room(frames.len());
         let mut cursor = self.ring.cursor(self.tail);
         let span = self.longest.wrapping_sub(F::SHORTEST);
         let mut bytes = 0;
@@ -126,7 +130,7 @@ impl<F: TxFormat> Tx<F> {
     #[inline(always)]
     fn room(&mut self, wanted: usize) -> usize {
         if self.idle() < wanted + REPORT as usize {
-            self.reap();
+            self.look();
         }
         self.idle().min(wanted)
     }
@@ -136,8 +140,20 @@ impl<F: TxFormat> Tx<F> {
         (self.ring.mask() - self.tail.wrapping_sub(self.head)) as usize
     }
 
-    /// Looks which frames were sent. Bursts do so themselves when they need the room.
+    /// Looks which frames were sent. Bursts do so themselves when they need the room. On a broken
+    /// device what was not sent is flushed once the verdict is in, after one last look (R7).
+    #[inline(never)]
     pub fn reap(&mut self) {
+        // Asked before the look, so that the look is later than the verdict (C31).
+        let last = self.lifecycle.is_broken() && self.lifecycle.verdict().is_some();
+        if !self.ended {
+            self.look();
+        }
+        self.ended |= last;
+    }
+
+    #[inline(always)]
+    fn look(&mut self) {
         if self.tail == self.head {
             return;
         }
@@ -167,12 +183,29 @@ impl<F: TxFormat> Tx<F> {
     #[must_use]
     pub fn completions(&self) -> Completions {
         let outstanding = u64::from(self.tail.wrapping_sub(self.head));
-        Completions {
+        let completions = Completions {
             posted: self.posted,
             success: self.posted - outstanding,
             error: 0,
             flushed: 0,
+        };
+        if self.ended {
+            completions.flush()
+        } else {
+            completions
         }
+    }
+
+    /// Flushes what is outstanding: the queue is proven stopped, or goes to quarantine. No slot is
+    /// looked at again.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// Whether it was flushed.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.ended
     }
 
     /// Bytes posted, without frame check sequences.

@@ -19,7 +19,7 @@ use failstop_pci::transport::Transport;
 use failstop_pci::window::{StopBit, Window};
 use failstop_queues::completions::Completions;
 use failstop_queues::format::{RxFormat, TxFormat};
-use failstop_queues::lifecycle::{Cause, Lifecycle};
+use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 use failstop_queues::receive::Rx;
 use failstop_queues::transmit::Tx;
 use vm_memory::Bytes;
@@ -358,19 +358,79 @@ fn a_burst_that_ends_early_asks_for_a_report_all_the_same() {
 }
 
 #[test]
-fn who_breaks_the_device_first_fences_it_once() {
-    use std::sync::atomic::{AtomicU32, Ordering};
-    let (bench, mut rx) = Bench::rx();
-    let fenced = Arc::new(AtomicU32::new(0));
-    let count = fenced.clone();
-    bench.lifecycle.on_break(move || {
-        count.fetch_add(1, Ordering::Relaxed);
-    });
+fn who_breaks_the_device_first_names_the_cause() {
+    let (mut bench, mut rx) = Bench::rx();
     bench.write(0, received(u64::from(FRAME) + 1));
-    let mut bench = bench;
     assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
     assert!(!bench.lifecycle.mark_broken(Cause::User));
-    assert_eq!(fenced.load(Ordering::Relaxed), 1);
+    assert!(matches!(
+        bench.lifecycle.cause(),
+        Some(Cause::ImpossibleValue { .. })
+    ));
+}
+
+#[test]
+fn c31_nothing_is_flushed_before_the_verdict_and_everything_once_after_it() {
+    let (mut bench, mut rx) = Bench::rx();
+    bench.write(0, received(60));
+    bench.lifecycle.mark_broken(Cause::User);
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 1);
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert_eq!(rx.completions().flushed, 0);
+    // Written while the ladder ran: the last sweep delivers it.
+    bench.write(1, received(61));
+    bench.lifecycle.finish(Verdict::default());
+    let mut frames = bench.frames(4, 0);
+    assert_eq!(rx.burst(&mut frames), 1);
+    assert_eq!(frames[0].len(), 61);
+    assert_eq!(rx.burst(&mut frames), 0);
+    let ended = rx.completions();
+    assert_eq!((ended.success, ended.outstanding()), (2, 0));
+    assert_eq!(ended.flushed, u64::from(ENTRIES) - 1);
+    // A late done bit after the flush is no second completion.
+    bench.write(2, received(60));
+    assert!(!rx.is_ready());
+    assert_eq!(rx.burst(&mut frames), 0);
+    assert_eq!(rx.completions(), ended);
+}
+
+#[test]
+fn c31_sent_frames_are_completed_before_the_rest_is_flushed() {
+    let (mut bench, mut tx) = Bench::tx();
+    assert_eq!(tx.burst(&mut bench.frames(40, 60)), 40);
+    bench.lifecycle.mark_broken(Cause::User);
+    tx.reap();
+    assert_eq!(tx.completions().outstanding(), 40);
+    bench.write(31, 1 << 32);
+    bench.lifecycle.finish(Verdict::default());
+    tx.reap();
+    let ended = tx.completions();
+    assert_eq!((ended.success, ended.flushed), (32, 8));
+    bench.write(39, 1 << 32);
+    tx.reap();
+    assert_eq!(tx.completions(), ended);
+}
+
+#[test]
+fn an_impossible_value_ends_the_sweep_after_the_verdict() {
+    let (mut bench, mut rx) = Bench::rx();
+    bench.write(0, received(u64::from(FRAME) + 1));
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert_eq!(rx.completions().flushed, 0);
+    bench.lifecycle.finish(Verdict::default());
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert_eq!(rx.completions().outstanding(), 0);
+}
+
+#[test]
+fn a_foreign_frame_does_not_end_the_sweep() {
+    let (mut bench, mut rx) = Bench::rx();
+    let (mut other, _) = Bench::rx();
+    bench.write(0, received(60));
+    bench.lifecycle.mark_broken(Cause::User);
+    bench.lifecycle.finish(Verdict::default());
+    assert_eq!(rx.burst(&mut other.frames(1, 0)), 0);
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 1);
 }
 
 #[test]
