@@ -1,0 +1,667 @@
+//! The ladder: what happens to a device that is broken (R4).
+//!
+//! One thread per life of a device, made with it. Whoever breaks the device marks it, wakes that
+//! thread, and goes on. The ladder is given the function and its ledger, never an object or a
+//! handle, so that it cannot meet itself in a destructor; calls that can block are made by a hand
+//! ([`hand`]) with a deadline, past which they are left behind and prove nothing.
+//!
+//! ```text
+//!  mark_broken ─> bus_master_off ─> detached ─> pending_drained ─> reset ─> unmapped ─> verdict
+//!                                                                               revoked | quarantined
+//! ```
+//!
+//! | step | shows | rests on |
+//! | --- | --- | --- |
+//! | `mark_broken` | no new mapping, nobody sleeps | our own flags |
+//! | `bus_master_off` | the function issues no DMA | Command register, Bus Master Enable (PCIe base specification 6.0, §7.5.1.1.3) |
+//! | `detached` | no thread reaches a register | private pages in place of the windows |
+//! | `pending_drained` | nothing is under way: a note, not a proof | Device Status, Transactions Pending (§7.5.3.5) |
+//! | `reset` | the function forgot every address | a reset that returned 0, and a register that shows it |
+//! | `unmapped` | no address leads anywhere | the IOMMU, or a server's answer |
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{fmt, io};
+
+use failstop_dma::space::{AddressSpace, Settled};
+use failstop_pci::clock::Clock;
+use failstop_pci::config::{BusMasterOff, CommandError, CommandRegister, ConfigSpace};
+use failstop_pci::id::Generation;
+use failstop_pci::interrupts::Interrupts;
+use failstop_pci::reset::{self, Canary, FunctionStopped, Pending};
+use failstop_pci::transport::{Kind, ResetMethod, Transport};
+use failstop_pci::window::Window;
+use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
+
+use crate::events::{DeviceEvent, Events};
+use crate::provider::SoftwareReset;
+
+mod hand;
+mod report;
+
+use hand::{Hand, NoResult};
+pub use report::{Ground, Outcome, RevocationReport, Step, StepReport, Word};
+
+/// How long each step may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Deadlines {
+    /// An access to config space.
+    pub config: Duration,
+    /// How long a function that does not answer is written to again.
+    pub answer: Duration,
+    /// Replacing the windows and disabling the vectors.
+    pub detach: Duration,
+    /// Transactions that are under way.
+    pub drain: Duration,
+    /// All attempts at a reset together. The kernel alone waits 100 ms after each (PCIe base
+    /// specification 6.0, §6.6.2), and up to a minute for a function that does not come back.
+    pub reset: Duration,
+    /// All unmaps together.
+    pub unmap: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            config: Duration::from_secs(1),
+            answer: Duration::from_millis(10),
+            detach: Duration::from_secs(2),
+            drain: Duration::from_millis(100),
+            reset: Duration::from_secs(10),
+            unmap: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How long after a reset that could not begin (EAGAIN, EBUSY) it is tried again.
+const AGAIN: Duration = Duration::from_millis(10);
+/// Between two looks at Transactions Pending.
+const LOOK: Duration = Duration::from_millis(1);
+
+thread_local! {
+    static ON_LADDER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is a ladder's: it does not wait for itself (R5).
+pub(crate) fn is_this_thread() -> bool {
+    ON_LADDER.get()
+}
+
+/// The function and its ledger: all that the ladder is given, the same for every life.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) command: CommandRegister,
+    /// Held by whoever turns bus mastering on or off, but for the ladder's first, unconditional write.
+    pub(crate) gate: Mutex<()>,
+    /// A view of the registers that no detach replaces.
+    pub(crate) window: Arc<Window>,
+    pub(crate) space: Arc<AddressSpace>,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) pending: Option<Pending>,
+    pub(crate) canary: Canary,
+    pub(crate) software_reset: SoftwareReset,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) events: Arc<Events>,
+}
+
+impl Function {
+    /// Writes the known command word without Bus Master Enable, and reads it back.
+    pub(crate) fn master_off(&self) -> Result<BusMasterOff, CommandError> {
+        self.command
+            .bus_master_off(&ConfigSpace::new(&*self.transport))
+    }
+
+    /// As [`Function::master_off`], once nobody can be about to turn it on: who holds the gate
+    /// looks at the broken flag under it.
+    pub(crate) fn master_off_for_good(&self) -> Result<BusMasterOff, CommandError> {
+        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        self.master_off()
+    }
+
+    /// Resets by `method` and verifies that it did.
+    fn reset_by(
+        &self,
+        off: &BusMasterOff,
+        method: ResetMethod,
+        generation: Generation,
+    ) -> Result<FunctionStopped, Unreset> {
+        let issued = reset::issue(&*self.transport, off, method).map_err(|error| Unreset {
+            again: error.is_again(),
+            why: error.to_string(),
+        })?;
+        let config = ConfigSpace::new(&*self.transport);
+        reset::verify(
+            issued,
+            &config,
+            &self.command,
+            &self.window,
+            &self.canary,
+            generation,
+        )
+        .map_err(|why| Unreset {
+            again: false,
+            why: format!("not believed: {why}"),
+        })
+    }
+}
+
+/// Why a reset proves nothing.
+struct Unreset {
+    again: bool,
+    why: String,
+}
+
+/// The life that the ladder watches.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) generation: Generation,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    /// What the data path sees of the registers.
+    pub(crate) window: Arc<Window>,
+}
+
+/// A ladder that stands ready.
+#[derive(Debug)]
+pub(crate) struct Ladder {
+    thread: Option<JoinHandle<()>>,
+    report: Arc<Mutex<Option<Arc<RevocationReport>>>>,
+}
+
+impl Ladder {
+    /// Makes the thread and its hand: nothing has to be made when the device breaks.
+    pub(crate) fn new(function: Arc<Function>, life: Watched) -> io::Result<Self> {
+        let name = |what: &str| format!("{what} {}", life.generation.number());
+        let mut hand = Hand::new(name("hand"))?;
+        // The hand waits for the break itself, so that turning bus mastering off waits for nobody.
+        let first = {
+            let (function, lifecycle) = (function.clone(), life.lifecycle.clone());
+            hand.begin(move || {
+                lifecycle.wait_broken()?;
+                let awake = Instant::now();
+                Some((awake, master_off_first(&function), awake.elapsed()))
+            })
+        };
+        let report = Arc::new(Mutex::new(None));
+        let filed = report.clone();
+        let run = move || {
+            ON_LADDER.set(true);
+            let Some(cause) = life.lifecycle.wait_broken() else {
+                return;
+            };
+            let climbed = catch_unwind(AssertUnwindSafe(|| {
+                Climb::new(&function, &life, &cause, hand).run(first)
+            }));
+            let verdict = climbed.map_or_else(
+                |_| {
+                    log::error!("the ladder panicked: what was not proven is kept");
+                    let space = AssertUnwindSafe(&function.space);
+                    // Whatever it says, no proof comes of it.
+                    let _ = catch_unwind(|| space.settle(None));
+                    Verdict::default()
+                },
+                |(report, verdict)| {
+                    log::warn!("{report}");
+                    *filed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(report));
+                    verdict
+                },
+            );
+            let restartable = verdict.restartable;
+            life.lifecycle.finish(verdict);
+            // Who went to sleep since the first call is woken by the verdict.
+            function.interrupts.wake_all();
+            if !restartable {
+                function.events.push(DeviceEvent::Fenced {
+                    generation: life.generation,
+                });
+            }
+        };
+        let thread = thread::Builder::new().name(name("ladder")).spawn(run)?;
+        Ok(Self {
+            thread: Some(thread),
+            report,
+        })
+    }
+
+    /// The report, once the verdict is in.
+    pub(crate) fn report(&self) -> Option<Arc<RevocationReport>> {
+        self.report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Waits for the thread's end, which comes with the verdict or with the life's retirement.
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("a ladder's thread panicked");
+        }
+    }
+}
+
+/// The step that stops DMA: two accesses of config space, repeated while nobody answers.
+fn master_off_first(function: &Function) -> Result<BusMasterOff, CommandError> {
+    let first = function.master_off();
+    if !matches!(first, Err(CommandError::NoAnswer { .. })) {
+        return first;
+    }
+    let end = function.clock.now() + function.deadlines.answer;
+    loop {
+        function.clock.sleep(LOOK);
+        match function.master_off() {
+            Err(CommandError::NoAnswer { .. }) if function.clock.now() < end => {}
+            other => return other,
+        }
+    }
+}
+
+type First = hand::Pending<Option<(Instant, Result<BusMasterOff, CommandError>, Duration)>>;
+type Ended = (Outcome, Option<String>);
+
+/// One climb: what was shown so far.
+struct Climb<'a> {
+    function: &'a Arc<Function>,
+    life: &'a Watched,
+    cause: &'a Cause,
+    hand: Hand,
+    wake: Duration,
+    /// Why the function is taken to be gone, at this moment.
+    gone: Option<String>,
+    stopped: Option<FunctionStopped>,
+    reset_method: Option<ResetMethod>,
+    /// The family's own reset was seen to work: enough to start anew, not to release on.
+    software_reset: bool,
+    all_unmapped: bool,
+    settled: Settled,
+}
+
+/// The steps, in the order taken: code, report, documentation and order test read the same.
+const STEPS: [Step; 6] = [
+    Step::MarkBroken,
+    Step::BusMasterOff,
+    Step::Detached,
+    Step::PendingDrained,
+    Step::Reset,
+    Step::Unmapped,
+];
+
+impl<'a> Climb<'a> {
+    fn new(function: &'a Arc<Function>, life: &'a Watched, cause: &'a Cause, hand: Hand) -> Self {
+        Self {
+            function,
+            life,
+            cause,
+            hand,
+            wake: Duration::ZERO,
+            gone: None,
+            stopped: None,
+            reset_method: None,
+            software_reset: false,
+            all_unmapped: false,
+            settled: Settled::default(),
+        }
+    }
+
+    fn run(mut self, first: First) -> (RevocationReport, Verdict) {
+        let mut steps = Vec::with_capacity(STEPS.len());
+        for step in STEPS {
+            let start = Instant::now();
+            let mut took = None;
+            let (outcome, note) = match step {
+                Step::MarkBroken => self.mark(),
+                Step::BusMasterOff => self.bus_master_off(&first, &mut took),
+                Step::Detached => self.detach(),
+                Step::PendingDrained => self.drain(),
+                Step::Reset => self.reset(),
+                Step::Unmapped => self.unmap(),
+            };
+            steps.push(StepReport {
+                step,
+                outcome,
+                took: took.unwrap_or_else(|| start.elapsed()),
+                note,
+            });
+        }
+        self.last_word(&mut steps);
+        self.judge(steps)
+    }
+
+    fn deadlines(&self) -> Deadlines {
+        self.function.deadlines
+    }
+
+    /// Makes a call of the function by the hand.
+    fn call<T: Send + 'static>(
+        &mut self,
+        deadline: Duration,
+        call: impl FnOnce(&Function) -> T + Send + 'static,
+    ) -> Result<T, NoResult> {
+        let function = self.function.clone();
+        let clock = &*self.function.clock;
+        self.hand.call(clock, deadline, move || call(&function))
+    }
+
+    fn mark(&mut self) -> Ended {
+        self.function.space.close();
+        // No MSI will come: whoever sleeps is woken by us (C40).
+        self.function.interrupts.wake_all();
+        self.function.events.push(DeviceEvent::Broken {
+            generation: self.life.generation,
+            cause: self.cause.clone(),
+        });
+        (Outcome::Done, None)
+    }
+
+    fn bus_master_off(&mut self, first: &First, took: &mut Option<Duration>) -> Ended {
+        let clock = &*self.function.clock;
+        let end = clock.now() + self.deadlines().config + self.deadlines().answer;
+        match self.hand.finish(clock, end, first) {
+            Ok(Some((awake, result, time))) => {
+                let marked = self.life.lifecycle.broken_since();
+                self.wake = marked.map_or(Duration::ZERO, |at| awake.saturating_duration_since(at));
+                *took = Some(time);
+                self.note_off(result.map(drop))
+            }
+            Ok(None) | Err(NoResult::NoHand) => {
+                let again = self.call(self.deadlines().config, |f| f.master_off().map(drop));
+                again.map_or((Outcome::TimedOut, None), |result| self.note_off(result))
+            }
+            Err(NoResult::Late) => (Outcome::TimedOut, None),
+        }
+    }
+
+    fn note_off(&mut self, result: Result<(), CommandError>) -> Ended {
+        match result {
+            Ok(()) => (Outcome::Done, None),
+            Err(error) => {
+                let gone = matches!(error, CommandError::NoAnswer { .. } | CommandError::Access(_));
+                let why = error.to_string();
+                self.gone = gone.then(|| why.clone());
+                (Outcome::Failed, Some(why))
+            }
+        }
+    }
+
+    fn detach(&mut self) -> Ended {
+        let window = self.life.window.clone();
+        let detached = self.call(self.deadlines().detach, move |f| {
+            window.detach().map_err(|error| error.to_string())?;
+            // Error and request events stay armed.
+            f.interrupts
+                .disable_vectors()
+                .map_err(|error| error.to_string())
+        });
+        match detached {
+            Ok(Ok(())) => (Outcome::Done, None),
+            Ok(Err(why)) => (Outcome::Failed, Some(why)),
+            Err(late) => no_result(late),
+        }
+    }
+
+    fn drain(&mut self) -> Ended {
+        if self.gone.is_some() {
+            return (Outcome::Skipped, Some("the function does not answer".into()));
+        }
+        let Some(pending) = self.function.pending else {
+            return (Outcome::Skipped, Some("no PCI Express capability".into()));
+        };
+        let deadline = self.deadlines().drain;
+        let drained = self.call(deadline + self.deadlines().config, move |f| {
+            let config = ConfigSpace::new(&*f.transport);
+            let end = f.clock.now() + deadline;
+            loop {
+                if !pending.outstanding(&config)? {
+                    return Ok(true);
+                }
+                if f.clock.now() >= end {
+                    return Ok(false);
+                }
+                f.clock.sleep(LOOK);
+            }
+        });
+        match drained {
+            Ok(Ok(true)) => (Outcome::Done, None),
+            // Sticky on some parts: a note, not a verdict.
+            Ok(Ok(false)) => (
+                Outcome::NotProven,
+                Some(format!("still pending after {deadline:?}")),
+            ),
+            Ok(Err(error)) => {
+                let error: failstop_pci::transport::AccessError = error;
+                (Outcome::Failed, Some(error.to_string()))
+            }
+            Err(late) => no_result(late),
+        }
+    }
+
+    fn reset(&mut self) -> Ended {
+        let config = self.deadlines().config;
+        let off = match self.call(config, Function::master_off_for_good) {
+            Ok(Ok(off)) => off,
+            Ok(Err(error)) => {
+                let why = error.to_string();
+                let (CommandError::NoAnswer { .. } | CommandError::Access(_)) = error else {
+                    return self.reset_unproven(why);
+                };
+                self.gone = Some(why.clone());
+                return (Outcome::Skipped, Some(why));
+            }
+            Err(late) => {
+                let (outcome, why) = no_result(late);
+                let why = why.unwrap_or_default();
+                return (outcome, Some(format!("bus mastering was not confirmed off: {why}")));
+            }
+        };
+        // Gone was a verdict of the moment.
+        self.gone = None;
+        if let Some(stopped) = reset::never_mastered(&self.function.command, self.life.generation) {
+            self.stopped = Some(stopped);
+        }
+        let end = self.function.clock.now() + self.deadlines().reset;
+        let off = Arc::new(off);
+        let mut notes = Vec::new();
+        for method in self.methods() {
+            match self.try_reset(&off, method, end) {
+                Ok(stopped) => {
+                    self.stopped = Some(stopped);
+                    self.reset_method = Some(method);
+                    return (Outcome::Done, join(notes));
+                }
+                Err((late, why)) => {
+                    notes.push(format!("{}: {why}", method.name()));
+                    if late {
+                        // No second reset while one is outstanding.
+                        return (Outcome::TimedOut, join(notes));
+                    }
+                }
+            }
+        }
+        self.reset_by_software(&mut notes);
+        (Outcome::NotProven, join(notes))
+    }
+
+    /// The kernel's or the server's methods, then hot reset.
+    fn methods(&mut self) -> Vec<ResetMethod> {
+        let listed = self.call(self.deadlines().config, |f| f.transport.reset_methods());
+        let mut methods = listed.unwrap_or_default();
+        if self.function.transport.kind() != Kind::VfioUser {
+            methods.push(ResetMethod::Hot);
+        }
+        methods
+    }
+
+    /// One method, again while it cannot begin. True with the reason when the call is outstanding.
+    fn try_reset(
+        &mut self,
+        off: &Arc<BusMasterOff>,
+        method: ResetMethod,
+        end: Duration,
+    ) -> Result<FunctionStopped, (bool, String)> {
+        let generation = self.life.generation;
+        loop {
+            let left = end.saturating_sub(self.function.clock.now());
+            let off = off.clone();
+            match self.call(left, move |f| f.reset_by(&off, method, generation)) {
+                Ok(Ok(stopped)) => return Ok(stopped),
+                // While a removal waits for us the kernel refuses for ever.
+                Ok(Err(unreset))
+                    if unreset.again
+                        && *self.cause != Cause::Removal
+                        && self.function.clock.now() + AGAIN < end =>
+                {
+                    self.function.clock.sleep(AGAIN);
+                }
+                Ok(Err(unreset)) => return Err((false, unreset.why)),
+                Err(NoResult::Late) => return Err((true, "had not returned in time".into())),
+                Err(NoResult::NoHand) => return Err((true, "the call ended without result".into())),
+            }
+        }
+    }
+
+    /// Bus mastering reads back set: a reset may stop the device all the same, and proves nothing.
+    fn reset_unproven(&mut self, why: String) -> Ended {
+        let reset = self.call(self.deadlines().reset, |f| f.transport.reset());
+        let also = match reset {
+            Ok(Ok(())) => "reset all the same".to_owned(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "and the reset did not return".to_owned(),
+        };
+        (Outcome::NotProven, Some(format!("{why}; {also}")))
+    }
+
+    fn reset_by_software(&mut self, notes: &mut Vec<String>) {
+        let reset = self.call(self.deadlines().reset, |f| {
+            (f.software_reset)(&f.window, &*f.clock)
+        });
+        match reset {
+            Ok(Ok(())) => {
+                self.software_reset = true;
+                notes.push("software: done, no ground for a release".into());
+            }
+            Ok(Err(why)) => notes.push(format!("software: {why}")),
+            Err(_) => notes.push("software: had not returned in time".into()),
+        }
+    }
+
+    fn unmap(&mut self) -> Ended {
+        let go_on = Arc::new(AtomicBool::new(true));
+        let goes_on = go_on.clone();
+        let swept = self.call(self.deadlines().unmap, move |f| {
+            f.space.unmap_all(&|| goes_on.load(Ordering::Acquire))
+        });
+        go_on.store(false, Ordering::Release);
+        let mut notes = Vec::new();
+        let mut outcome = match &swept {
+            Ok(swept) if swept.is_complete() => Outcome::Done,
+            Ok(swept) => {
+                notes.push(swept.to_string());
+                Outcome::Failed
+            }
+            Err(late) => {
+                let (outcome, why) = no_result(*late);
+                notes.extend(why);
+                outcome
+            }
+        };
+        if outcome != Outcome::Done && self.function.transport.kind() == Kind::Iommufd {
+            // Out of its address space the device reaches none of it, mapped or not.
+            let detached = self.call(self.deadlines().unmap, |f| {
+                f.transport.detach_space()?;
+                Ok::<_, io::Error>(f.space.unmap_all(&|| true))
+            });
+            match detached {
+                Ok(Ok(swept)) if swept.is_complete() => {
+                    notes.push("detached from its address space, and unmapped".into());
+                    outcome = Outcome::Done;
+                }
+                Ok(Ok(swept)) => notes.push(format!("detached from its address space; {swept}")),
+                Ok(Err(error)) => notes.push(format!("not detached: {error}")),
+                Err(_) => notes.push("the detach did not return".into()),
+            }
+        }
+        self.all_unmapped = outcome == Outcome::Done;
+        self.settled = self.function.space.settle(self.stopped.as_ref());
+        (outcome, join(notes))
+    }
+
+    /// Writes the command word once more where it was not seen to take: a device that was away may
+    /// be back, with bus mastering on (C47).
+    fn last_word(&mut self, steps: &mut [StepReport]) {
+        let off = |step: &&mut StepReport| step.step == Step::BusMasterOff;
+        let Some(report) = steps.iter_mut().find(off) else {
+            return;
+        };
+        if report.outcome == Outcome::Done {
+            return;
+        }
+        let again = self.call(self.deadlines().config, Function::master_off_for_good);
+        let last = match again {
+            Ok(Ok(_)) => "off at the ladder's end".to_owned(),
+            Ok(Err(error)) => format!("at the ladder's end: {error}"),
+            Err(_) => "no answer at the ladder's end".to_owned(),
+        };
+        let note = report.note.take().map_or_else(String::new, |note| note + "; ");
+        report.note = Some(note + &last);
+    }
+
+    fn judge(self, steps: Vec<StepReport>) -> (RevocationReport, Verdict) {
+        let unmapped = self.all_unmapped && self.settled.proof.is_some();
+        let ground = match (self.stopped.is_some(), unmapped) {
+            (true, true) => Ground::StoppedAndUnmapped,
+            (true, false) => Ground::Stopped,
+            (false, true) => Ground::Unmapped,
+            (false, false) => Ground::Nothing,
+        };
+        let revoked = self.settled.quarantined.is_empty() && ground != Ground::Nothing;
+        let verdict = Verdict {
+            proof: self.settled.proof.clone(),
+            revoked,
+            restartable: self.stopped.is_some() || (self.software_reset && unmapped),
+        };
+        let report = RevocationReport {
+            device: self.function.transport.name().to_owned(),
+            generation: self.life.generation.number(),
+            cause: self.cause.to_string(),
+            wake: self.wake,
+            steps,
+            reset_method: self.reset_method,
+            verdict: if revoked {
+                Word::Revoked
+            } else {
+                Word::Quarantined
+            },
+            ground,
+            released_bytes: self.settled.released_bytes,
+            quarantined_bytes: self.settled.quarantined.iter().map(|line| line.len).sum(),
+            quarantined: self.settled.quarantined,
+        };
+        (report, verdict)
+    }
+}
+
+fn no_result(why: NoResult) -> Ended {
+    match why {
+        NoResult::Late => (
+            Outcome::TimedOut,
+            Some("had not returned by its deadline".into()),
+        ),
+        NoResult::NoHand => (Outcome::Failed, Some("no thread could make the call".into())),
+    }
+}
+
+fn join(notes: Vec<String>) -> Option<String> {
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+impl fmt::Debug for Climb<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Climb").field("life", self.life).finish_non_exhaustive()
+    }
+}
