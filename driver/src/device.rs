@@ -1,25 +1,32 @@
-//! A device: one function, opened, brought up, closed.
+//! A device: one function, opened, brought up, broken, recovered, closed.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use failstop_dma::ledger::{Ledger, Line, Totals};
-use failstop_dma::proof::ObjectId;
 use failstop_dma::space::{AddressSpace, SpaceError};
 use failstop_pci::clock::{Clock, SystemClock};
 use failstop_pci::config::{CommandError, CommandRegister, ConfigSpace, Identity};
 use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Interrupts;
+use failstop_pci::reset::Pending;
 use failstop_pci::transport::{AccessError, IrqError, ResetFailed, Transport};
-use failstop_pci::window::{Window, WindowError};
+use failstop_pci::window::{NoAnswer, Window, WindowError};
 use failstop_queues::completions::Completions;
-use failstop_queues::lifecycle::{Cause, Lifecycle};
+use failstop_queues::lifecycle::Cause;
 use thiserror::Error;
 
-use crate::families;
-use crate::provider::{Config, Limits, Link, MacAddress, Provider, ProviderError, Statistics};
+use crate::events::Events;
+use crate::families::{self, Driver};
+use crate::ladder::{Deadlines, Function, RevocationReport};
+use crate::life::{Life, Tally, Way};
+use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistics};
+
+mod recovery;
+
+pub use recovery::RecoverError;
 
 /// A device that could not be opened or brought up. Nothing of it stays mapped, and its bus
 /// mastering is off.
@@ -33,7 +40,7 @@ pub enum DeviceError {
     Command(#[from] CommandError),
     /// No provider drives it.
     #[error(
-        "{device}: no driver for {vendor:04x}:{id:04x}; failstop drives Intel 82576, I350 and I210"
+        "{device}: no driver for {vendor:04x}:{id:04x}; failstop drives Intel 82576, I350, I210 and 82574"
     )]
     Unknown {
         /// The function's name.
@@ -66,218 +73,48 @@ pub enum DeviceError {
     /// Its family's initialisation failed.
     #[error(transparent)]
     Provider(#[from] ProviderError),
+    /// The register that is to show a reset does not keep a value: no reset could be proven.
+    #[error(
+        "{device}: the register that is to show that a reset happened does not take a value ({source}): is it the device that its ids say?"
+    )]
+    Canary {
+        /// The function's name.
+        device: String,
+        /// What was read.
+        source: NoAnswer,
+    },
+    /// A thread or descriptor that the device needs could not be had.
+    #[error("{device}: no thread or descriptor for the ladder: raise `ulimit -u` or `ulimit -n`")]
+    NoThread {
+        /// The function's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The device is broken.
-    #[error("{device}: broken ({cause}); close it and open it again")]
+    #[error("{device}: broken ({cause}); recover it, or close it and open it again")]
     Broken {
         /// The function's name.
         device: String,
         /// Why.
         cause: Cause,
     },
+    /// The device is closed.
+    #[error("{device}: closed; open it again")]
+    Closed {
+        /// The function's name.
+        device: String,
+    },
 }
 
 /// MSI-X vectors that are routed: one, for the receive queue.
 const VECTORS: u32 = 1;
 
-/// What every object of a device shares. Objects keep it alive; it knows none of them.
-pub struct Core {
-    // Dropped first: provider and window let go of the BAR before the transport goes.
-    provider: Mutex<Box<dyn Provider>>,
-    interrupts: Interrupts,
-    window: Arc<Window>,
-    space: Arc<AddressSpace>,
-    lifecycle: Arc<Lifecycle>,
-    command: CommandRegister,
-    mastering: Mutex<bool>,
-    /// One bit for each queue that an object has.
-    receive_queues: AtomicU64,
-    send_queues: AtomicU64,
-    serial: AtomicU64,
-    objects: AtomicUsize,
-    longest_frame: u32,
-    totals: Mutex<Completions>,
-    limits: Limits,
-    generation: Generation,
-    transport: Arc<dyn Transport>,
-}
-
-impl Core {
-    pub(crate) fn provider(&self) -> MutexGuard<'_, Box<dyn Provider>> {
-        self.provider.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn space(&self) -> &Arc<AddressSpace> {
-        &self.space
-    }
-
-    pub(crate) fn interrupts(&self) -> &Interrupts {
-        &self.interrupts
-    }
-
-    pub(crate) fn lifecycle(&self) -> &Arc<Lifecycle> {
-        &self.lifecycle
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    /// The longest frame that it is set to receive, in bytes, without the frame check sequence.
-    pub(crate) fn longest_frame(&self) -> u32 {
-        self.longest_frame
-    }
-
-    pub(crate) fn name(&self) -> String {
-        self.transport.name().to_owned()
-    }
-
-    /// A name for a new object of `kind`.
-    pub(crate) fn new_object(&self, kind: &'static str) -> ObjectId {
-        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-        ObjectId {
-            device: self.transport.id(),
-            generation: self.generation,
-            serial,
-            kind,
-        }
-    }
-
-    /// Counts an object in: the device is not closed under it.
-    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
-        self.objects.fetch_add(1, Ordering::AcqRel);
-        Entered(self.clone())
-    }
-
-    /// Refuses on a broken device.
-    pub(crate) fn check(&self) -> Result<(), DeviceError> {
-        match self.lifecycle.cause() {
-            Some(cause) => Err(DeviceError::Broken {
-                device: self.name(),
-                cause: cause.clone(),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
-    pub(crate) fn master(&self) -> Result<(), DeviceError> {
-        let mut on = self
-            .mastering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        self.check()?;
-        if !*on {
-            self.command
-                .bus_master_on(&ConfigSpace::new(&*self.transport))?;
-            *on = true;
-        }
-        Ok(())
-    }
-
-    /// Turns bus mastering off and reads it back.
-    pub(crate) fn unmaster(&self) -> Result<(), CommandError> {
-        let mut on = self
-            .mastering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        self.command
-            .bus_master_off(&ConfigSpace::new(&*self.transport))
-            .map(drop)?;
-        *on = false;
-        Ok(())
-    }
-
-    /// Breaks the device: no new mapping, nothing posted, bus mastering off.
-    pub(crate) fn break_device(&self, cause: Cause) {
-        self.lifecycle.mark_broken(cause);
-    }
-
-    /// What breaking the device brings about, whoever broke it: also a burst that found an
-    /// impossible descriptor (R8).
-    fn fence(&self) {
-        self.space.close();
-        // No MSI will come: whoever sleeps is woken by us (C40).
-        (0..VECTORS)
-            .filter_map(|n| self.interrupts.vector(n))
-            .for_each(|vector| vector.signal());
-        if let Err(error) = self.unmaster() {
-            log::error!("bus mastering could not be turned off: {error}");
-        }
-    }
-
-    /// Reserves queue `number` for one object: two would stop each other, and ring for each other.
-    pub(crate) fn claim(self: &Arc<Self>, way: Way, number: u32) -> Option<Claim> {
-        let bit = 1u64.checked_shl(number)?;
-        let before = self.claimed(way).fetch_or(bit, Ordering::AcqRel);
-        (before & bit == 0).then(|| Claim {
-            core: self.clone(),
-            way,
-            bit,
-        })
-    }
-
-    fn claimed(&self, way: Way) -> &AtomicU64 {
-        match way {
-            Way::Receive => &self.receive_queues,
-            Way::Send => &self.send_queues,
-        }
-    }
-
-    /// Adds the accounts of a queue that went.
-    pub(crate) fn add_completions(&self, completions: Completions) {
-        *self.totals.lock().unwrap_or_else(PoisonError::into_inner) += completions;
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        // A device that was never brought up, or is dropped without close, does not stay master.
-        if let Err(error) = self.unmaster() {
-            log::warn!("bus mastering could not be turned off at close: {error}");
-        }
-    }
-}
-
-impl fmt::Debug for Core {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("name", &self.transport.name())
-            .finish_non_exhaustive()
-    }
-}
-
-/// An object that counts as using the device.
-#[derive(Debug)]
-pub(crate) struct Entered(pub(crate) Arc<Core>);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.0.objects.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Which way a queue moves frames.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
-    Receive,
-    Send,
-}
-
-/// A queue's number, taken until dropped.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    core: Arc<Core>,
-    way: Way,
-    bit: u64,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.core
-            .claimed(self.way)
-            .fetch_and(!self.bit, Ordering::AcqRel);
-    }
-}
+/// How often a close asks a device again that says that a queue is busy.
+const PASSES: u32 = 100;
+/// How long it waits in between.
+const BETWEEN_PASSES: Duration = Duration::from_millis(1);
 
 /// One opened function.
 ///
@@ -285,11 +122,45 @@ impl Drop for Claim {
 /// ends it and says what stayed behind. Dropped, it goes with its last object.
 #[derive(Debug)]
 pub struct Device {
-    pub(crate) core: Arc<Core>,
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// A device, as its handle, its ports and its supervisor share it.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// The life that it lives now. Held for a look and an exchange only.
+    life: Mutex<Arc<Life>>,
+    /// Held by whoever begins or ends a life.
+    changing: Mutex<()>,
+    driver: Driver,
+    config: Config,
+    tally: Arc<Tally>,
+    function: Arc<Function>,
+}
+
+/// How a device is opened.
+#[derive(Debug)]
+pub struct Options {
+    /// What every wait is measured by.
+    pub clock: Arc<dyn Clock>,
+    /// How long the ladder's steps may take.
+    pub deadlines: Deadlines,
+    /// A driver of one's own, whatever the function's ids say.
+    pub driver: Option<Driver>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock::default()),
+            deadlines: Deadlines::default(),
+            driver: None,
+        }
+    }
 }
 
 /// What a closed device left behind.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct CloseReport {
     /// The ledger's sums.
     pub totals: Totals,
@@ -299,16 +170,8 @@ pub struct CloseReport {
     pub completions: Completions,
     /// Why the device was broken, if it was.
     pub broken: Option<Cause>,
-}
-
-/// A device that objects still use.
-#[derive(Debug, Error)]
-#[error("{} object(s) still use the device; destroy them first", .objects)]
-pub struct StillUsed {
-    /// The device, open.
-    pub device: Device,
-    /// How many.
-    pub objects: usize,
+    /// What its ladder did, if it had to.
+    pub revocation: Option<RevocationReport>,
 }
 
 impl Device {
@@ -318,183 +181,291 @@ impl Device {
     ///
     /// [`DeviceError`].
     pub fn open(transport: Arc<dyn Transport>, config: &Config) -> Result<Self, DeviceError> {
-        Self::open_with_clock(transport, config, Arc::new(SystemClock::default()))
+        Self::open_with(transport, config, Options::default())
     }
 
-    /// As [`Device::open`], with the clock that every wait uses.
+    /// As [`Device::open`], with the clock that every wait uses, deadlines, or a driver of one's own.
     ///
     /// # Errors
     ///
     /// [`DeviceError`].
-    pub fn open_with_clock(
+    pub fn open_with(
         transport: Arc<dyn Transport>,
         config: &Config,
-        clock: Arc<dyn Clock>,
+        options: Options,
     ) -> Result<Self, DeviceError> {
         let space = ConfigSpace::new(&*transport);
         let identity = identify(&space, transport.name())?;
-        let unknown = || DeviceError::Unknown {
-            device: transport.name().to_owned(),
-            vendor: identity.vendor,
-            id: identity.device,
-        };
-        let driver = families::find(identity.vendor, identity.device).ok_or_else(unknown)?;
+        let known = || families::find(identity.vendor, identity.device);
+        let driver = options
+            .driver
+            .or_else(known)
+            .ok_or_else(|| DeviceError::Unknown {
+                device: transport.name().to_owned(),
+                vendor: identity.vendor,
+                id: identity.device,
+            })?;
         let command = CommandRegister::open(&space)?;
         // Whatever the last user left it doing ends here, before anything is mapped.
         let _off = command.bus_master_off(&space)?;
         transport.reset()?;
         command.memory_space_on(&space)?;
-        let generation = Generation::FIRST;
-        let window = Window::open(transport.clone(), generation, 0, driver.bar_bytes)?;
+        let pending = Pending::find(&space)?;
+        let clock = options.clock;
+        // The ladder's own view of the registers, which no detach replaces.
+        let own = Window::open(
+            transport.clone(),
+            Generation::LADDER,
+            0,
+            driver.bar_bytes,
+        )?;
+        let window = Window::open(transport.clone(), Generation::FIRST, 0, driver.bar_bytes)?;
         let mut provider = driver.provider(window.clone(), clock.clone());
         let limits = provider.limits();
         provider.bring_up(config)?;
-        let space = AddressSpace::new(transport.clone(), limits.address_mask, clock)?;
-        let interrupts = Interrupts::route(transport.clone(), VECTORS)?;
-        let core = Core {
-            interrupts,
-            provider: Mutex::new(provider),
-            window,
-            space,
-            lifecycle: Arc::default(),
+        let canary = provider.canary();
+        canary.plant(&own).map_err(|source| DeviceError::Canary {
+            device: transport.name().to_owned(),
+            source,
+        })?;
+        let no_descriptor = |source| DeviceError::NoThread {
+            device: transport.name().to_owned(),
+            source,
+        };
+        let function = Function {
             command,
-            mastering: Mutex::new(false),
-            receive_queues: AtomicU64::new(0),
-            send_queues: AtomicU64::new(0),
-            longest_frame: config.longest_frame,
-            serial: AtomicU64::new(1),
-            objects: AtomicUsize::new(0),
-            totals: Mutex::default(),
-            limits,
-            generation,
+            gate: Mutex::new(()),
+            window: own,
+            space: AddressSpace::new(transport.clone(), limits.address_mask, clock.clone())?,
+            interrupts: Interrupts::route(transport.clone(), VECTORS)?,
+            clock,
+            pending,
+            canary,
+            software_reset: provider.software_reset(),
+            deadlines: options.deadlines,
+            events: Events::new().map_err(no_descriptor)?,
             transport,
         };
-        let core = Arc::new(core);
-        let weak = Arc::downgrade(&core);
-        core.lifecycle.on_break(move || {
-            if let Some(core) = weak.upgrade() {
-                core.fence();
-            }
-        });
-        Ok(Self { core })
+        let (function, tally) = (Arc::new(function), Arc::<Tally>::default());
+        let life = Life::new(
+            function.clone(),
+            tally.clone(),
+            Generation::FIRST,
+            window,
+            provider,
+            config,
+        )?;
+        let inner = Inner {
+            life: Mutex::new(life),
+            changing: Mutex::new(()),
+            driver,
+            config: *config,
+            tally,
+            function,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    pub(crate) fn life(&self) -> Arc<Life> {
+        self.inner.life()
     }
 
     /// The function's name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.core.transport.name()
+        self.inner.function.transport.name()
     }
 
     /// Its provider.
     #[must_use]
     pub fn provider(&self) -> &'static str {
-        self.core.provider().name()
+        self.life().provider().name()
     }
 
     /// Its part.
     #[must_use]
     pub fn part(&self) -> &'static str {
-        self.core.provider().part()
+        self.life().provider().part()
     }
 
     /// What carries it.
     #[must_use]
     pub fn transport(&self) -> &Arc<dyn Transport> {
-        &self.core.transport
+        &self.inner.function.transport
     }
 
     /// Its station address.
     #[must_use]
     pub fn mac(&self) -> MacAddress {
-        self.core.provider().mac()
+        self.life().provider().mac()
     }
 
     /// What it can do.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        self.core.limits
+        *self.life().limits()
     }
 
     /// The link as it is now.
     #[must_use]
     pub fn link(&self) -> Link {
-        self.core.provider().link()
+        self.life().provider().link()
     }
 
     /// Waits until the link is up, at most `deadline`.
     #[must_use]
     pub fn wait_link(&self, deadline: Duration) -> Link {
-        self.core.provider().wait_link(deadline)
+        self.life().provider().wait_link(deadline)
     }
 
-    /// What it counted.
+    /// What it counted since it was opened or last recovered.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.core.provider().statistics()
+        self.life().provider().statistics()
     }
 
     /// The accounts of what it can reach.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
-        self.core.space.ledger()
+        self.inner.function.space.ledger()
+    }
+
+    /// Which of its lives it lives: the first until it is recovered.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.life().generation()
     }
 
     /// Why it is broken, if it is.
     #[must_use]
     pub fn broken(&self) -> Option<Cause> {
-        self.core.lifecycle.cause().cloned()
+        self.life().lifecycle().cause()
     }
 
     /// The requests of queues that were destroyed, and how they ended.
     #[must_use]
     pub fn completions(&self) -> Completions {
-        *self
-            .core
-            .totals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.tally.completions()
     }
 
-    /// Objects that use it.
+    /// Objects that use it in its present life.
     #[must_use]
     pub fn objects(&self) -> usize {
-        self.core.objects.load(Ordering::Acquire)
+        self.life().objects()
     }
 
-    /// Ends the device: receiver, transmitter, interrupts and bus mastering off, then reset.
+    /// What happened to it, in order.
+    #[must_use]
+    pub fn events(&self) -> &Arc<Events> {
+        &self.inner.function.events
+    }
+
+    /// Breaks it, from any thread: its ladder runs, and nothing is posted any more (R11). Does not
+    /// wait. False when it was broken before.
+    pub fn break_now(&self, cause: Cause) -> bool {
+        self.life().lifecycle().mark_broken(cause)
+    }
+
+    /// What the ladder did to its present life: waits for the verdict of a device that is breaking;
+    /// none of one that is not broken.
+    #[must_use]
+    pub fn revocation(&self) -> Option<RevocationReport> {
+        self.life().wait_report().map(|report| (*report).clone())
+    }
+
+    /// Ends the device, whoever still holds objects of it: queues stopped, receiver, transmitter,
+    /// interrupts and bus mastering off, then reset (R5).
     ///
-    /// # Errors
-    ///
-    /// [`StillUsed`] while objects use it: nothing has changed.
-    pub fn close(self) -> Result<CloseReport, StillUsed> {
-        let objects = self.objects();
-        if objects > 0 {
-            return Err(StillUsed {
-                device: self,
-                objects,
-            });
+    /// Objects that are still held become shells: their memory leaves the device's reach, their
+    /// pages stay until they are dropped and count as held.
+    #[must_use = "it says what stayed behind"]
+    pub fn close(self) -> CloseReport {
+        self.inner.close(Cause::Closed)
+    }
+}
+
+impl Inner {
+    pub(crate) fn life(&self) -> Arc<Life> {
+        self.life
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn function(&self) -> &Arc<Function> {
+        &self.function
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the present life, and with it the device; `cause` is what objects that are still held
+    /// are told.
+    pub(crate) fn close(&self, cause: Cause) -> CloseReport {
+        let _changing = self.changing();
+        let life = self.life();
+        if life.objects() > 0 {
+            self.stop_queues(&life);
+            life.break_device(cause);
+        } else {
+            self.close_idle(&life);
         }
-        let core = &self.core;
-        core.provider().quiesce();
-        if let Err(error) = core.unmaster() {
+        let revocation = life.wait_report();
+        life.join_ladder();
+        let ledger = self.function.space.ledger();
+        CloseReport {
+            totals: ledger.totals(),
+            left: ledger.lines(),
+            completions: self.tally.completions(),
+            broken: life.lifecycle().cause(),
+            revocation: revocation.map(|report| (*report).clone()),
+        }
+    }
+
+    /// Stops every queue that an object has, again while the device says that it is busy: in
+    /// passes, like a kernel file close. What does not stop is the ladder's.
+    fn stop_queues(&self, life: &Arc<Life>) {
+        let mut left: Vec<(Way, u32)> = [Way::Receive, Way::Send]
+            .into_iter()
+            .flat_map(|way| life.claims(way).map(move |number| (way, number)))
+            .collect();
+        for _ in 0..PASSES {
+            if life.lifecycle().is_broken() {
+                return;
+            }
+            left.retain(|&(way, number)| life.stop_queue(way, number).is_err_and(|why| why.is_busy()));
+            if left.is_empty() {
+                return;
+            }
+            self.function.clock.sleep(BETWEEN_PASSES);
+        }
+    }
+
+    /// Nothing uses it: no ladder is needed, unless it does not let go of bus mastering.
+    fn close_idle(&self, life: &Arc<Life>) {
+        if life.lifecycle().is_broken() {
+            return;
+        }
+        life.provider().quiesce();
+        if let Err(error) = self.function.master_off_for_good() {
             // Not clean, whatever the ledger says: the report names it.
-            core.break_device(Cause::StillMaster {
+            life.break_device(Cause::StillMaster {
                 what: error.to_string(),
             });
+            return;
         }
-        if let Err(error) = core.transport.reset() {
+        if !life.lifecycle().retire() {
+            return;
+        }
+        if let Err(error) = self.function.transport.reset() {
             log::warn!("{error} at close");
         }
-        if let Err(error) = core.window.detach() {
+        if let Err(error) = life.window().detach() {
             log::error!("a window could not be detached at close: {error}");
         }
-        let left = core.space.ledger().lines();
-        Ok(CloseReport {
-            totals: core.space.ledger().totals(),
-            left,
-            completions: self.completions(),
-            broken: self.broken(),
-        })
     }
 }
 
@@ -520,4 +491,15 @@ fn identify(space: &ConfigSpace<'_>, name: &str) -> Result<Identity, DeviceError
         device: name.to_owned(),
         value,
     })
+}
+
+impl fmt::Display for CloseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (c, t) = (&self.completions, &self.totals);
+        write!(
+            f,
+            "{} posted = {} successful + {} in error + {} flushed; {} bytes live, {} quarantined, {} held",
+            c.posted, c.success, c.error, c.flushed, t.live_bytes, t.quarantined_bytes, t.held_bytes
+        )
+    }
 }

@@ -12,16 +12,17 @@ use crate::provider::Provider;
 /// Makes a provider for a window and the clock of its waits.
 type Make = dyn Fn(Arc<Window>, Arc<dyn Clock>) -> Box<dyn Provider> + Send + Sync;
 
-/// What drives a function.
-pub(crate) struct Driver {
+/// What drives a function: one of ours, or one's own
+/// ([`Options::driver`](crate::device::Options::driver)).
+pub struct Driver {
     /// Bytes of its BAR 0, where the registers are.
     pub(crate) bar_bytes: u64,
     make: Box<Make>,
 }
 
 impl Driver {
-    /// A driver whose providers `make` makes.
-    pub(crate) fn new<P: Provider + 'static>(
+    /// A driver whose providers `make` makes, for a function with at least `bar_bytes` bytes in BAR 0.
+    pub fn new<P: Provider + 'static>(
         bar_bytes: u64,
         make: impl Fn(Arc<Window>, Arc<dyn Clock>) -> P + Send + Sync + 'static,
     ) -> Self {

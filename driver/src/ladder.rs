@@ -32,7 +32,7 @@ use failstop_pci::clock::Clock;
 use failstop_pci::config::{BusMasterOff, CommandError, CommandRegister, ConfigSpace};
 use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Interrupts;
-use failstop_pci::reset::{self, Canary, FunctionStopped, Pending};
+use failstop_pci::reset::{self, Canary, FunctionStopped, Issued, Pending};
 use failstop_pci::transport::{Kind, ResetMethod, Transport};
 use failstop_pci::window::Window;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
@@ -135,6 +135,12 @@ impl Function {
             again: error.is_again(),
             why: error.to_string(),
         })?;
+        self.verify(issued, generation)
+            .map_err(|why| Unreset { again: false, why })
+    }
+
+    /// A reset that returned 0 is believed only for what it undid.
+    fn verify(&self, issued: Issued, generation: Generation) -> Result<FunctionStopped, String> {
         let config = ConfigSpace::new(&*self.transport);
         reset::verify(
             issued,
@@ -144,10 +150,7 @@ impl Function {
             &self.canary,
             generation,
         )
-        .map_err(|why| Unreset {
-            again: false,
-            why: format!("not believed: {why}"),
-        })
+        .map_err(|why| format!("returned success and is not believed: {why}"))
     }
 }
 
@@ -246,6 +249,18 @@ impl Ladder {
     }
 }
 
+/// Climbs once more, on this thread, for a device that was not proven stopped: a verdict of the
+/// moment may have changed.
+pub(crate) fn climb_again(
+    function: &Arc<Function>,
+    life: &Watched,
+    cause: &Cause,
+) -> io::Result<(RevocationReport, Verdict)> {
+    let mut hand = Hand::new("hand again")?;
+    let first = hand.begin(|| None);
+    Ok(Climb::new(function, life, cause, hand).run(first))
+}
+
 /// The step that stops DMA: two accesses of config space, repeated while nobody answers.
 fn master_off_first(function: &Function) -> Result<BusMasterOff, CommandError> {
     let first = function.master_off();
@@ -276,8 +291,6 @@ struct Climb<'a> {
     gone: Option<String>,
     stopped: Option<FunctionStopped>,
     reset_method: Option<ResetMethod>,
-    /// The family's own reset was seen to work: enough to start anew, not to release on.
-    software_reset: bool,
     all_unmapped: bool,
     settled: Settled,
 }
@@ -303,7 +316,6 @@ impl<'a> Climb<'a> {
             gone: None,
             stopped: None,
             reset_method: None,
-            software_reset: false,
             all_unmapped: false,
             settled: Settled::default(),
         }
@@ -483,7 +495,7 @@ impl<'a> Climb<'a> {
                 }
             }
         }
-        self.reset_by_software(&mut notes);
+        self.reset_by_software(&off, &mut notes);
         (Outcome::NotProven, join(notes))
     }
 
@@ -536,14 +548,19 @@ impl<'a> Climb<'a> {
         (Outcome::NotProven, Some(format!("{why}; {also}")))
     }
 
-    fn reset_by_software(&mut self, notes: &mut Vec<String>) {
-        let reset = self.call(self.deadlines().reset, |f| {
-            (f.software_reset)(&f.window, &*f.clock)
+    fn reset_by_software(&mut self, off: &Arc<BusMasterOff>, notes: &mut Vec<String>) {
+        let (off, generation) = (off.clone(), self.life.generation);
+        let reset = self.call(self.deadlines().reset, move |f| {
+            let reset = || (f.software_reset)(&f.window, &*f.clock);
+            let issued = reset::issue_software(&*f.transport, &off, reset)
+                .map_err(|error| error.to_string())?;
+            f.verify(issued, generation)
         });
         match reset {
-            Ok(Ok(())) => {
-                self.software_reset = true;
-                notes.push("software: done, no ground for a release".into());
+            Ok(Ok(stopped)) => {
+                self.stopped = Some(stopped);
+                self.reset_method = Some(ResetMethod::Software);
+                notes.push("software: done, no ground for a release by itself".into());
             }
             Ok(Err(why)) => notes.push(format!("software: {why}")),
             Err(_) => notes.push("software: had not returned in time".into()),
@@ -613,7 +630,8 @@ impl<'a> Climb<'a> {
 
     fn judge(self, steps: Vec<StepReport>) -> (RevocationReport, Verdict) {
         let unmapped = self.all_unmapped && self.settled.proof.is_some();
-        let ground = match (self.stopped.is_some(), unmapped) {
+        let stopped = self.stopped.filter(FunctionStopped::is_ground_for_release);
+        let ground = match (stopped.is_some(), unmapped) {
             (true, true) => Ground::StoppedAndUnmapped,
             (true, false) => Ground::Stopped,
             (false, true) => Ground::Unmapped,
@@ -623,7 +641,8 @@ impl<'a> Climb<'a> {
         let verdict = Verdict {
             proof: self.settled.proof.clone(),
             revoked,
-            restartable: self.stopped.is_some() || (self.software_reset && unmapped),
+            // A software reset alone does not keep the device from addresses that still lead somewhere.
+            restartable: self.stopped.is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
         };
         let report = RevocationReport {
             device: self.function.transport.name().to_owned(),

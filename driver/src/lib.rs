@@ -8,9 +8,12 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
+pub mod events;
 pub mod e1000e;
-mod families;
+pub mod families;
 pub mod igb;
+pub mod ladder;
+mod life;
 pub mod name;
 pub mod objects;
 pub mod open;

@@ -25,7 +25,8 @@ pub use self::queue::QueueInit;
 pub(crate) use self::queue::{RX_LEAST, TX_LEAST, check_entries};
 pub use self::rq::Rq;
 pub use self::sq::Sq;
-use crate::device::{Core, DeviceError};
+use crate::device::DeviceError;
+use crate::life::Life;
 use crate::provider::ProviderError;
 
 /// An object that was not made. Nothing is left of it.
@@ -107,7 +108,7 @@ pub enum CreateError {
 }
 /// Gives a mapping that the device never learnt of, or let go of, back; escalates if the unmap
 /// goes wrong.
-fn release(mapping: Mapping, proof: &ReleaseProof, core: &Core) {
+fn release(mapping: Mapping, proof: &ReleaseProof, life: &Life) {
     let mut mapping = mapping;
     // Another thread's unmap of the same range is impossible by construction; a transport that
     // says busy is asked a few times and then not believed.
@@ -120,7 +121,7 @@ fn release(mapping: Mapping, proof: &ReleaseProof, core: &Core) {
                 return;
             }
             Err(error @ NotReleased::Unmap { .. }) => {
-                core.break_device(Cause::UnmapFailed {
+                life.break_device(Cause::UnmapFailed {
                     what: error.to_string(),
                 });
                 return;
@@ -128,7 +129,7 @@ fn release(mapping: Mapping, proof: &ReleaseProof, core: &Core) {
         }
         std::thread::yield_now();
     }
-    core.break_device(Cause::UnmapFailed {
+    life.break_device(Cause::UnmapFailed {
         what: format!("{mapping:?} stays busy"),
     });
 }

@@ -1,14 +1,18 @@
 //! An Ethernet port: one receive and one send queue, and the frames that pass through them.
 
+use std::sync::Arc;
+
 use failstop_dma::frame::Frame;
+use failstop_dma::proof::ReleaseProof;
 use failstop_dma::region::{Census, Pool};
 use failstop_queues::completions::Completions;
 
-use crate::device::Device;
+use crate::device::{Device, Inner};
+use crate::life::Life;
 use crate::objects::{
     Cq, CreateError, Mr, Pd, QueueInit, RX_LEAST, Rq, Sq, TX_LEAST, check_entries,
 };
-use crate::owned::Owned;
+use crate::owned::{Object, Owned};
 
 /// A port's sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +60,10 @@ impl Default for PortConfig {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A port is carried across a recovery ([`Device::recover`]): its bursts return 0 while the device
+/// is broken, deliver what had been received, and go on with new queues over the same memory once a
+/// new life began. [`Port::carried`] says how often, and how many requests were flushed.
 #[derive(Debug)]
 pub struct Port {
     rq: Owned<Rq>,
@@ -65,6 +73,20 @@ pub struct Port {
     rx_cq: Owned<Cq>,
     tx_cq: Owned<Cq>,
     pd: Owned<Pd>,
+    config: PortConfig,
+    carried: Carried,
+    /// Received before a break, and not asked for until the queue was carried.
+    backlog: Vec<Frame>,
+    device: Arc<Inner>,
+}
+
+/// How often a port was carried to a new life of its device.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Carried {
+    /// Times.
+    pub times: u64,
+    /// The requests of queues that were left behind, and how they ended.
+    pub completions: Completions,
 }
 
 impl Port {
@@ -74,35 +96,17 @@ impl Port {
     ///
     /// [`CreateError`]; nothing is left then.
     pub fn open(device: &Device, config: &PortConfig) -> Result<Self, CreateError> {
+        let life = device.life();
         // Before memory is mapped for rings that are then refused.
-        check_entries(&device.core, config.rx_entries, RX_LEAST)?;
-        check_entries(&device.core, config.tx_entries, TX_LEAST)?;
-        let pd = device.alloc_pd()?;
+        check_entries(&life, config.rx_entries, RX_LEAST)?;
+        check_entries(&life, config.tx_entries, TX_LEAST)?;
+        let pd = Pd::of(life)?;
         let frames = config
             .rx_entries
             .saturating_add(config.tx_entries)
             .saturating_add(config.spare_frames);
         let (mr, mut pool) = pd.register(frames, config.frame_size)?;
-        let rx_cq = device.create_cq(config.rx_entries)?;
-        let tx_cq = device.create_cq(config.tx_entries)?;
-        let rx = QueueInit {
-            pd: &pd,
-            cq: &rx_cq,
-            mr: &mr,
-            pool: &mut pool,
-            entries: config.rx_entries,
-            number: 0,
-        };
-        let rq = pd.create_rq(rx)?;
-        let tx = QueueInit {
-            pd: &pd,
-            cq: &tx_cq,
-            mr: &mr,
-            pool: &mut pool,
-            entries: config.tx_entries,
-            number: 0,
-        };
-        let sq = pd.create_sq(tx)?;
+        let (rq, sq, rx_cq, tx_cq) = queues(config, &pd, &mr, &mut pool)?;
         Ok(Self {
             rq,
             sq,
@@ -111,6 +115,10 @@ impl Port {
             rx_cq,
             tx_cq,
             pd,
+            config: *config,
+            carried: Carried::default(),
+            backlog: Vec::new(),
+            device: device.inner.clone(),
         })
     }
 
@@ -118,7 +126,28 @@ impl Port {
     /// so many of `frames` are full.
     #[inline]
     pub fn rx_burst(&mut self, frames: &mut [Frame]) -> usize {
-        self.rq.burst(frames)
+        let received = self.rq.burst(frames);
+        if received == 0 && (self.rq.is_ended() || !self.backlog.is_empty()) {
+            return self.late_rx_burst(frames);
+        }
+        received
+    }
+
+    /// A receive burst that found nothing, with a break behind it.
+    #[cold]
+    #[inline(never)]
+    fn late_rx_burst(&mut self, frames: &mut [Frame]) -> usize {
+        if !self.backlog.is_empty() {
+            let received = frames.len().min(self.backlog.len());
+            let late = self.backlog.drain(..received);
+            // What was in the caller's frames goes home.
+            frames.iter_mut().zip(late).for_each(|(frame, late)| *frame = late);
+            return received;
+        }
+        if self.carry() {
+            return self.rq.burst(frames);
+        }
+        0
     }
 
     /// Exchanges frames to send for frames that were sent, from the front of `frames`; returns how
@@ -127,7 +156,65 @@ impl Port {
     /// region ends the burst before it and is counted ([`Sq::refused`]).
     #[inline]
     pub fn tx_burst(&mut self, frames: &mut [Frame]) -> usize {
-        self.sq.burst(frames)
+        let sent = self.sq.burst(frames);
+        if sent == 0 && self.sq.is_ended() && self.carry() {
+            return self.sq.burst(frames);
+        }
+        sent
+    }
+
+    /// Carries the port to the device's present life, if that is not the one that it is of: new
+    /// queues over the same memory, mapped anew. False when it stays where it is, as while the
+    /// device is not recovered; it is tried again then.
+    #[cold]
+    #[inline(never)]
+    fn carry(&mut self) -> bool {
+        let life = self.device.life();
+        if life.lifecycle().is_broken() {
+            return false;
+        }
+        match self.carry_to(life) {
+            Ok(carried) => carried,
+            Err(error) => {
+                log::warn!("a port was not carried to the new life yet: {error}");
+                false
+            }
+        }
+    }
+
+    fn carry_to(&mut self, life: Arc<Life>) -> Result<bool, CreateError> {
+        if life.generation() != self.pd.generation() {
+            let Some(proof) = self.pd.revoked() else {
+                return Ok(false);
+            };
+            self.leave(&proof);
+            let pd = Pd::of(life)?;
+            self.mr = self.mr.carry(&proof, &pd)?;
+            self.pd = pd;
+        }
+        // Also when they could not be made the last time.
+        (self.rq, self.sq, self.rx_cq, self.tx_cq) =
+            queues(&self.config, &self.pd, &self.mr, &mut self.pool)?;
+        self.carried.times += 1;
+        Ok(true)
+    }
+
+    /// Takes the queues of the life that ended apart: what was received goes to the backlog, the
+    /// rest is flushed.
+    fn leave(&mut self, proof: &Arc<ReleaseProof>) {
+        let mut frame = self.pool.take_many(1).unwrap_or_default();
+        while self.rq.burst(&mut frame) == 1 {
+            self.backlog.append(&mut frame);
+            frame = self.pool.take_many(1).unwrap_or_default();
+        }
+        self.sq.reap();
+        self.carried.completions += self.rq.vacate(proof) + self.sq.vacate(proof);
+    }
+
+    /// How often it was carried to a new life of its device.
+    #[must_use]
+    pub fn carried(&self) -> Carried {
+        self.carried
     }
 
     /// Takes a frame, of length 0.
@@ -157,11 +244,11 @@ impl Port {
         &mut self.sq
     }
 
-    /// Both queues' requests, and how they ended.
+    /// Both queues' requests, and how they ended, with those of queues that were left behind.
     #[must_use]
     pub fn completions(&mut self) -> Completions {
         self.sq.reap();
-        self.rq.completions() + self.sq.completions()
+        self.carried.completions + self.rq.completions() + self.sq.completions()
     }
 
     /// Where the frames are.
@@ -170,7 +257,8 @@ impl Port {
         self.mr.census()
     }
 
-    /// The objects that the port is made of, to be used or destroyed one by one.
+    /// The objects that the port is made of, to be used or destroyed one by one. They stay with the
+    /// life that they are of.
     #[must_use]
     pub fn into_parts(self) -> Parts {
         let Self {
@@ -181,6 +269,7 @@ impl Port {
             rx_cq,
             tx_cq,
             pd,
+            ..
         } = self;
         Parts {
             rq,
@@ -192,6 +281,36 @@ impl Port {
             pd,
         }
     }
+}
+
+type Queues = (Owned<Rq>, Owned<Sq>, Owned<Cq>, Owned<Cq>);
+
+/// Queue 0 of each direction, and where they complete.
+fn queues(
+    config: &PortConfig,
+    pd: &Owned<Pd>,
+    mr: &Owned<Mr>,
+    pool: &mut Pool,
+) -> Result<Queues, CreateError> {
+    let cq = |entries| Cq::of(pd.life().clone(), entries);
+    let (rx_cq, tx_cq) = (cq(config.rx_entries)?, cq(config.tx_entries)?);
+    let rq = pd.create_rq(QueueInit {
+        pd,
+        cq: &rx_cq,
+        mr,
+        pool: &mut *pool,
+        entries: config.rx_entries,
+        number: 0,
+    })?;
+    let sq = pd.create_sq(QueueInit {
+        pd,
+        cq: &tx_cq,
+        mr,
+        pool,
+        entries: config.tx_entries,
+        number: 0,
+    })?;
+    Ok((rq, sq, rx_cq, tx_cq))
 }
 
 /// What a port is made of, children first: dropped in this or any other order.

@@ -5,7 +5,9 @@ use std::ops::Add;
 use std::time::Duration;
 
 use failstop_dma::iova::Iova;
-use failstop_pci::window::{Doorbell, NoAnswer, Stopped};
+use failstop_pci::clock::Clock;
+use failstop_pci::reset::Canary;
+use failstop_pci::window::{Doorbell, NoAnswer, Stopped, Window};
 use thiserror::Error;
 
 /// A device that could not be brought up.
@@ -213,6 +215,29 @@ impl Add for Statistics {
     }
 }
 
+/// Why a queue is not stopped.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+pub enum NotStopped {
+    /// The device says that the queue is still used (EAGAIN): nothing has changed.
+    #[error("the device says that it is busy: {0}")]
+    Busy(&'static str),
+    /// The sequence did not end as documented.
+    #[error(transparent)]
+    NoAnswer(#[from] NoAnswer),
+}
+
+impl NotStopped {
+    /// Whether asking again may help.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy(_))
+    }
+}
+
+/// Resets a function by registers of its own, through the ladder's window: the last rung (R4.5). Not
+/// a method of the provider, whose lock a destroy that hangs may hold.
+pub type SoftwareReset = fn(&Window, &dyn Clock) -> Result<(), NoAnswer>;
+
 /// One device family's control path.
 ///
 /// A provider holds no DMA memory and makes no proofs: it writes registers, and what it says of a
@@ -261,8 +286,8 @@ pub trait Provider: Send + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`]: the queue may go on writing.
-    fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NoAnswer>;
+    /// [`NotStopped`]: the queue may go on writing.
+    fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NotStopped>;
 
     /// Gives transmit queue `queue` its ring and enables it. The returned doorbell posts descriptors.
     ///
@@ -271,13 +296,19 @@ pub trait Provider: Send + fmt::Debug {
     /// [`ProviderError`]; the queue does not run then.
     fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError>;
 
-    /// The family's documented stop sequence for transmit queue `queue`, whose driver has posted
-    /// up to `tail`.
+    /// The family's documented stop sequence for transmit queue `queue`.
     ///
     /// # Errors
     ///
-    /// [`NoAnswer`]: the queue may go on reading and writing.
-    fn stop_tx(&mut self, queue: u32, tail: u32) -> Result<Stopped, NoAnswer>;
+    /// [`NotStopped`]: the queue may go on reading and writing.
+    fn stop_tx(&mut self, queue: u32) -> Result<Stopped, NotStopped>;
+
+    /// A register that shows whether a reset happened: harmless, not used by this driver, put back
+    /// to a constant by every kind of reset.
+    fn canary(&self) -> Canary;
+
+    /// The family's reset by its own registers.
+    fn software_reset(&self) -> SoftwareReset;
 
     /// What the device counted.
     fn statistics(&mut self) -> Statistics;

@@ -13,6 +13,7 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use failstop_dma::proof::ReleaseProof;
 
@@ -93,15 +94,15 @@ pub struct Verdict {
     pub proof: Option<Arc<ReleaseProof>>,
     /// Every mapping is released: nothing went to quarantine.
     pub revoked: bool,
-    /// The function itself was proven stopped: what a recovery needs (R10).
-    pub stopped: bool,
+    /// The function was proven stopped and forgot what it was told: what a recovery needs (R10).
+    pub restartable: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Stage {
     Live,
-    Breaking(Cause),
-    Down(Cause, Verdict),
+    Breaking(Cause, Instant),
+    Down(Cause, Instant, Verdict),
     Retired,
 }
 
@@ -159,7 +160,7 @@ impl Lifecycle {
             if !matches!(*stage, Stage::Live) {
                 return false;
             }
-            *stage = Stage::Breaking(cause.clone());
+            *stage = Stage::Breaking(cause.clone(), Instant::now());
             self.broken.store(true, Ordering::Release);
             self.changed.notify_all();
         }
@@ -171,7 +172,16 @@ impl Lifecycle {
     #[must_use]
     pub fn cause(&self) -> Option<Cause> {
         match &*self.stage() {
-            Stage::Breaking(cause) | Stage::Down(cause, _) => Some(cause.clone()),
+            Stage::Breaking(cause, _) | Stage::Down(cause, ..) => Some(cause.clone()),
+            Stage::Live | Stage::Retired => None,
+        }
+    }
+
+    /// When the device was broken, if it was.
+    #[must_use]
+    pub fn broken_since(&self) -> Option<Instant> {
+        match &*self.stage() {
+            Stage::Breaking(_, since) | Stage::Down(_, since, _) => Some(*since),
             Stage::Live | Stage::Retired => None,
         }
     }
@@ -183,7 +193,7 @@ impl Lifecycle {
         loop {
             match &*stage {
                 Stage::Live => stage = self.wait(stage),
-                Stage::Breaking(cause) | Stage::Down(cause, _) => return Some(cause.clone()),
+                Stage::Breaking(cause, _) | Stage::Down(cause, ..) => return Some(cause.clone()),
                 Stage::Retired => return None,
             }
         }
@@ -193,8 +203,8 @@ impl Lifecycle {
     /// change.
     pub fn finish(&self, verdict: Verdict) {
         let mut stage = self.stage();
-        if let Stage::Breaking(cause) = &*stage {
-            *stage = Stage::Down(cause.clone(), verdict);
+        if let Stage::Breaking(cause, since) = &*stage {
+            *stage = Stage::Down(cause.clone(), *since, verdict);
             self.changed.notify_all();
         }
     }
@@ -203,7 +213,7 @@ impl Lifecycle {
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {
         match &*self.stage() {
-            Stage::Down(_, verdict) => Some(verdict.clone()),
+            Stage::Down(.., verdict) => Some(verdict.clone()),
             _ => None,
         }
     }
@@ -216,29 +226,23 @@ impl Lifecycle {
         let mut stage = self.stage();
         loop {
             match &*stage {
-                Stage::Breaking(_) => stage = self.wait(stage),
-                Stage::Down(_, verdict) => return Some(verdict.clone()),
+                Stage::Breaking(..) => stage = self.wait(stage),
+                Stage::Down(.., verdict) => return Some(verdict.clone()),
                 Stage::Live | Stage::Retired => return None,
             }
         }
     }
 
-    /// Ends the life in good order: the ladder will not be needed. False when it was broken before.
+    /// Ends the life in good order: the ladder will not be needed. False when it ended before.
     pub fn retire(&self) -> bool {
         let mut stage = self.stage();
         if !matches!(*stage, Stage::Live) {
-            return matches!(*stage, Stage::Retired);
+            return false;
         }
         *stage = Stage::Retired;
         // Whoever still looks posts nothing more.
         self.broken.store(true, Ordering::Release);
         self.changed.notify_all();
         true
-    }
-
-    /// Whether it was ended in good order.
-    #[must_use]
-    pub fn is_retired(&self) -> bool {
-        matches!(*self.stage(), Stage::Retired)
     }
 }

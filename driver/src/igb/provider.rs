@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use failstop_pci::clock::Clock;
 use failstop_pci::register::{ReadClear, Reg, Value};
+use failstop_pci::reset::Canary;
 use failstop_pci::window::{Doorbell, NoAnswer, Registers, StopBit, Stopped, Window};
 
 use super::Part;
@@ -31,7 +32,7 @@ use super::registers as reg;
 use super::registers::{ADDRESS_STRIDE, QUEUE_STRIDE, TABLE_ENTRIES, WORD_STRIDE};
 use super::statistics as stat;
 use crate::provider::{
-    Config, Formats, Limits, Link, MacAddress, Provider, ProviderError, RingSpec, Statistics,
+    Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec, SoftwareReset, Statistics,
 };
 
 /// Bytes of a frame check sequence.
@@ -123,29 +124,11 @@ impl Igb {
         self.registers.take(reg::ICR);
     }
 
-    /// The family's own reset. §4.2.1.6
+    /// The family's own reset, from a device in use to one at rest.
     fn reset(&mut self) -> Result<(), ProviderError> {
         self.mask_interrupts();
-        self.registers.write(reg::RCTL, ReceiveControl::empty());
-        self.registers.write(reg::TCTL, TransmitControl::PSP);
-        // A read that gets no answer must not be sent again for ever.
-        self.registers
-            .update(reg::GCR, |gcr| gcr - PcieControl::COMPLETION_TIMEOUT_RESEND);
-        self.registers.update(reg::CTRL, |ctrl| ctrl | Control::RST);
-        self.clock.sleep(RESET_SETTLE);
-        let loaded = |eecd: EepromControl| eecd.contains(EepromControl::AUTO_RD);
-        match self
-            .registers
-            .wait(&*self.clock, reg::EECD, AUTO_READ, RESET_SETTLE, loaded)
-        {
-            Ok(_) => {}
-            // A part without an NVM never says so, nor does every model; whether what the NVM
-            // holds arrived shows in the station address.
-            Err(slow @ NoAnswer::TimedOut { .. }) => {
-                log::info!("{}: the NVM did not report loading: {slow}", self.device());
-            }
-            Err(gone) => return Err(self.init_failed("loading the NVM after a reset")(gone)),
-        }
+        software_reset(&self.registers, &*self.clock)
+            .map_err(self.init_failed("loading the NVM after a reset"))?;
         self.mask_interrupts();
         self.registers
             .update(reg::GCR, |gcr| gcr - PcieControl::COMPLETION_TIMEOUT_RESEND);
@@ -264,6 +247,35 @@ impl Igb {
     }
 }
 
+/// Shows whether a reset happened: this driver sends no pause frames, so that nothing reads the
+/// timer. 16 bits, 0 after every reset. §8.5
+const CANARY: Canary = Canary {
+    register: reg::FCTTV.offset(),
+    planted: 0x5AFE,
+    reset: 0,
+    mask: 0xFFFF,
+};
+
+/// The family's own reset. §4.2.1.6
+fn software_reset(window: &Window, clock: &dyn Clock) -> Result<(), NoAnswer> {
+    window.write(reg::RCTL, ReceiveControl::empty());
+    window.write(reg::TCTL, TransmitControl::PSP);
+    // A read that gets no answer must not be sent again for ever.
+    window.update(reg::GCR, |gcr| gcr - PcieControl::COMPLETION_TIMEOUT_RESEND);
+    window.update(reg::CTRL, |ctrl| ctrl | Control::RST);
+    clock.sleep(RESET_SETTLE);
+    let loaded = |eecd: EepromControl| eecd.contains(EepromControl::AUTO_RD);
+    match window.wait(clock, reg::EECD, AUTO_READ, RESET_SETTLE, loaded) {
+        Err(slow @ NoAnswer::TimedOut { .. }) => {
+            // A part without an NVM never says so, nor does every model; whether what the NVM holds
+            // arrived shows in the station address.
+            log::info!("{}: the NVM did not report loading: {slow}", window.device_name());
+            Ok(())
+        }
+        other => other.map(drop),
+    }
+}
+
 impl Provider for Igb {
     fn name(&self) -> &'static str {
         "igb"
@@ -365,23 +377,32 @@ impl Provider for Igb {
         self.start_queue(&RECEIVE, queue, ring)
     }
 
-    fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NoAnswer> {
-        self.stop_queue(&RECEIVE, queue)
+    fn stop_rx(&mut self, queue: u32) -> Result<Stopped, NotStopped> {
+        Ok(self.stop_queue(&RECEIVE, queue)?)
     }
 
     fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
         self.start_queue(&TRANSMIT, queue, ring)
     }
 
-    fn stop_tx(&mut self, queue: u32, tail: u32) -> Result<Stopped, NoAnswer> {
+    fn stop_tx(&mut self, queue: u32) -> Result<Stopped, NotStopped> {
         let head = reg::TDH.of(queue, QUEUE_STRIDE);
+        let tail = self.registers.read(reg::TDT.of(queue, QUEUE_STRIDE));
         let drained = |head: u32| head == tail;
         // With the link down nothing drains; what was not sent is flushed then, so that the result
         // of the wait is not needed. A function that is gone shows in the reading below.
         let _ = self
             .registers
             .wait(&*self.clock, head, DRAIN, POLL, drained);
-        self.stop_queue(&TRANSMIT, queue)
+        Ok(self.stop_queue(&TRANSMIT, queue)?)
+    }
+
+    fn canary(&self) -> Canary {
+        CANARY
+    }
+
+    fn software_reset(&self) -> SoftwareReset {
+        software_reset
     }
 
     fn statistics(&mut self) -> Statistics {

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use failstop_dma::proof::ReleaseProof;
 
 use super::CreateError;
-use crate::device::{Core, Device, Entered};
-use crate::owned::{Object, Owned, Refusal};
+use crate::device::Device;
+use crate::life::{Entered, Life};
+use crate::owned::{Object, Owned, Refusal, Release};
 
 #[derive(Debug)]
 pub(super) struct CqShared {
-    pub(super) core: Arc<Core>,
+    pub(super) life: Arc<Life>,
     capacity: u32,
     reserved: AtomicU32,
     _entered: Entered,
@@ -24,17 +24,17 @@ pub(super) struct CqShared {
 pub struct Cq(pub(super) Arc<CqShared>);
 
 impl Object for Cq {
-    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
+    fn stop(&mut self) -> Result<Release, Refusal> {
         match Arc::strong_count(&self.0) {
-            1 => Ok(None),
-            _ => Err(Refusal::Busy("queues complete into the completion queue")),
+            1 => Ok(Release::Unknown),
+            _ => Err(Refusal::InUse("queues complete into the completion queue")),
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>) {}
+    fn let_go(self, _: Release) {}
 
-    fn core(&self) -> &Arc<Core> {
-        &self.0.core
+    fn life(&self) -> &Arc<Life> {
+        &self.0.life
     }
 }
 
@@ -63,7 +63,7 @@ impl CqShared {
                 entries,
             }),
             Err(now) => Err(CreateError::CompletionQueueFull {
-                device: self.core.name(),
+                device: self.life.name(),
                 free: self.capacity - now,
                 capacity: self.capacity,
                 needed: entries,
@@ -79,14 +79,19 @@ impl Device {
     ///
     /// [`CreateError::Device`] on a broken device.
     pub fn create_cq(&self, capacity: u32) -> Result<Owned<Cq>, CreateError> {
-        self.core.check()?;
-        let core = self.core.clone();
+        Cq::of(self.life(), capacity)
+    }
+}
+
+impl Cq {
+    pub(crate) fn of(life: Arc<Life>, capacity: u32) -> Result<Owned<Self>, CreateError> {
+        life.check()?;
         let cq = CqShared {
             capacity,
             reserved: AtomicU32::new(0),
-            _entered: core.enter(),
-            core,
+            _entered: life.enter(),
+            life,
         };
-        Ok(Owned::new(Cq(Arc::new(cq))))
+        Ok(Owned::new(Self(Arc::new(cq))))
     }
 }

@@ -7,8 +7,8 @@ use failstop_dma::region::{Census, FrameRegion, Pool};
 
 use super::pd::{Pd, PdShared};
 use super::{CreateError, release};
-use crate::device::Core;
-use crate::owned::{Object, Owned, Refusal};
+use crate::life::Life;
+use crate::owned::{Object, Owned, Refusal, Release};
 
 #[derive(Debug)]
 pub(super) struct MrShared {
@@ -22,10 +22,14 @@ impl Drop for MrShared {
         let Some(region) = self.region.take() else {
             return;
         };
-        match region.unreferenced() {
-            Some(proof) => release(region.into_mapping(), &proof.into(), &self.pd.core),
+        let life = &self.pd.life;
+        if let Some(proof) = region.unreferenced() {
+            release(region.into_mapping(), &proof.into(), life);
+        } else if let Some(proof) = life.revoked() {
+            release(region.into_mapping(), &proof, life);
+        } else {
             // A ring that holds it was quarantined: so is the region, by its mapping's drop.
-            None => drop(region),
+            drop(region);
         }
     }
 }
@@ -43,20 +47,52 @@ impl Mr {
     }
 }
 
+impl Mr {
+    /// The same memory and frames, mapped anew in the life of `pd`; this region has none then. No
+    /// ring of the life that ended may hold its frames any more.
+    pub(crate) fn carry(
+        &mut self,
+        proof: &ReleaseProof,
+        pd: &Owned<Pd>,
+    ) -> Result<Owned<Self>, CreateError> {
+        let life = pd.life();
+        let foreign = || CreateError::Foreign {
+            device: life.name(),
+            what: "memory region",
+        };
+        // Queues that were taken apart hold it no more.
+        let shared = Arc::get_mut(&mut self.0).ok_or_else(foreign)?;
+        let region = shared.region.take().ok_or_else(foreign)?;
+        match region.carry(proof, life.space(), life.new_object("MR")) {
+            Ok(region) => {
+                let shared = MrShared {
+                    region: Some(region),
+                    pd: pd.0.clone(),
+                };
+                Ok(Owned::new(Self(Arc::new(shared))))
+            }
+            Err((region, error)) => {
+                shared.region = Some(region);
+                Err(error.into())
+            }
+        }
+    }
+}
+
 impl Object for Mr {
-    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
+    fn stop(&mut self) -> Result<Release, Refusal> {
         match Arc::strong_count(&self.0) {
-            1 => Ok(None),
-            _ => Err(Refusal::Busy("queues hold frames of the memory region")),
+            1 => Ok(Release::Unknown),
+            _ => Err(Refusal::InUse("queues hold frames of the memory region")),
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>) {
+    fn let_go(self, _: Release) {
         // Dropping the last reference releases the memory.
     }
 
-    fn core(&self) -> &Arc<Core> {
-        &self.0.pd.core
+    fn life(&self) -> &Arc<Life> {
+        &self.0.pd.life
     }
 }
 
@@ -68,15 +104,15 @@ impl Owned<Pd> {
     ///
     /// [`CreateError`].
     pub fn register(&self, frames: u32, frame_size: u32) -> Result<(Owned<Mr>, Pool), CreateError> {
-        let core = &self.0.core;
-        core.check()?;
-        let id = core.new_object("MR");
+        let life = &self.0.life;
+        life.check()?;
+        let id = life.new_object("MR");
         let frame = |source| CreateError::Frame {
-            device: core.name(),
+            device: life.name(),
             source,
         };
         let bytes = FrameRegion::check(frame_size, frames).map_err(frame)?;
-        let mapping = core.space().map(id, bytes)?;
+        let mapping = life.space().map(id, bytes)?;
         let (region, pool) =
             FrameRegion::new(mapping, frame_size, frames).map_err(|(_, source)| frame(source))?;
         let shared = MrShared {

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use failstop_dma::proof::{ObjectId, ReleaseProof};
+use failstop_pci::id::Generation;
 
 use super::CreateError;
-use crate::device::{Core, Device, Entered};
-use crate::owned::{Object, Owned, Refusal};
+use crate::device::Device;
+use crate::life::{Entered, Life};
+use crate::owned::{Object, Owned, Refusal, Release};
 
 #[derive(Debug)]
 pub(super) struct PdShared {
     pub(super) id: ObjectId,
-    pub(super) core: Arc<Core>,
+    pub(super) life: Arc<Life>,
     _entered: Entered,
 }
 
@@ -20,19 +22,19 @@ pub(super) struct PdShared {
 pub struct Pd(pub(super) Arc<PdShared>);
 
 impl Object for Pd {
-    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
+    fn stop(&mut self) -> Result<Release, Refusal> {
         match Arc::strong_count(&self.0) {
-            1 => Ok(None),
-            _ => Err(Refusal::Busy(
+            1 => Ok(Release::Unknown),
+            _ => Err(Refusal::InUse(
                 "memory regions or queues use the protection domain",
             )),
         }
     }
 
-    fn let_go(self, _: Option<ReleaseProof>) {}
+    fn let_go(self, _: Release) {}
 
-    fn core(&self) -> &Arc<Core> {
-        &self.0.core
+    fn life(&self) -> &Arc<Life> {
+        &self.0.life
     }
 }
 
@@ -43,14 +45,28 @@ impl Device {
     ///
     /// [`CreateError::Device`] on a broken device.
     pub fn alloc_pd(&self) -> Result<Owned<Pd>, CreateError> {
-        self.core.check()?;
-        let core = self.core.clone();
-        let id = core.new_object("PD");
+        Pd::of(self.life())
+    }
+}
+
+impl Pd {
+    /// The life that it is of.
+    pub(crate) fn generation(&self) -> Generation {
+        self.0.life.generation()
+    }
+
+    /// What its memory goes on, once the device is broken and the verdict is in.
+    pub(crate) fn revoked(&self) -> Option<Arc<ReleaseProof>> {
+        self.0.life.lifecycle().verdict()?.proof
+    }
+
+    pub(crate) fn of(life: Arc<Life>) -> Result<Owned<Self>, CreateError> {
+        life.check()?;
         let pd = PdShared {
-            id,
-            _entered: core.enter(),
-            core,
+            id: life.new_object("PD"),
+            _entered: life.enter(),
+            life,
         };
-        Ok(Owned::new(Pd(Arc::new(pd))))
+        Ok(Owned::new(Self(Arc::new(pd))))
     }
 }

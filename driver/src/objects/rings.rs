@@ -75,6 +75,17 @@ impl RxRing {
         each_rx!(self, rx => rx.bytes())
     }
 
+    /// As [`Rx::end`].
+    pub(super) fn end(&mut self) {
+        each_rx!(self, rx => rx.end());
+    }
+
+    /// As [`Rx::is_ended`].
+    #[inline]
+    pub(super) fn is_ended(&self) -> bool {
+        each_rx!(self, rx => rx.is_ended())
+    }
+
     /// As [`Rx::into_ring`].
     pub(super) fn into_ring(self) -> ExchangeRing {
         each_rx!(self, rx => rx.into_ring())
@@ -124,11 +135,6 @@ impl TxRing {
         each_tx!(self, tx => tx.reap());
     }
 
-    /// As [`Tx::tail`].
-    pub(super) fn tail(&self) -> u32 {
-        each_tx!(self, tx => tx.tail())
-    }
-
     /// As [`Tx::completions`].
     pub(super) fn completions(&self) -> Completions {
         each_tx!(self, tx => tx.completions())
@@ -142,6 +148,17 @@ impl TxRing {
     /// As [`Tx::refused`].
     pub(super) fn refused(&self) -> u64 {
         each_tx!(self, tx => tx.refused())
+    }
+
+    /// As [`Tx::end`].
+    pub(super) fn end(&mut self) {
+        each_tx!(self, tx => tx.end());
+    }
+
+    /// As [`Tx::is_ended`].
+    #[inline]
+    pub(super) fn is_ended(&self) -> bool {
+        each_tx!(self, tx => tx.is_ended())
     }
 
     /// As [`Tx::into_ring`].

@@ -1,7 +1,6 @@
 //! Receive queues.
 
 use std::io;
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +14,8 @@ use super::CreateError;
 use super::pd::Pd;
 use super::queue::{Place, Prepared, QueueInit, RX_LEAST};
 use super::rings::RxRing;
-use crate::device::{Core, Way};
-use crate::owned::{Object, Owned, Refusal};
+use crate::life::{Life, Way};
+use crate::owned::{Object, Owned, Refusal, Release};
 
 /// A receive queue.
 #[derive(Debug)]
@@ -42,8 +41,8 @@ impl Owned<Pd> {
     /// [`CreateError`].
     pub fn create_rq(&self, init: QueueInit<'_>) -> Result<Owned<Rq>, CreateError> {
         let Prepared { place, ring, spec } = init.prepare(Way::Receive, RX_LEAST)?;
-        let core = place.core.clone();
-        let started = core.provider().start_rx(place.number, &spec);
+        let life = place.life.clone();
+        let started = life.provider().start_rx(place.number, &spec);
         let bell = match started {
             Ok(bell) => bell,
             Err(error) => {
@@ -51,12 +50,12 @@ impl Owned<Pd> {
                 return Err(error.into());
             }
         };
-        let formats = core.provider().formats();
-        let rx = RxRing::new(formats, ring, spec.buffer, bell, core.lifecycle().clone());
+        let formats = life.provider().formats();
+        let rx = RxRing::new(formats, ring, spec.buffer, bell, life.lifecycle().clone());
         // One vector wakes one sleeper: with two, each would take what woke the other.
-        let event = core.interrupts().vector(0).filter(|_| place.number == 0);
+        let event = life.interrupts().vector(0).filter(|_| place.number == 0);
         let sleep = event.and_then(|event| {
-            let (arm, value) = core.provider().route_rx_interrupt(place.number, 0)?;
+            let (arm, value) = life.provider().route_rx_interrupt(place.number, 0)?;
             Some(Sleep {
                 arm,
                 value,
@@ -69,7 +68,7 @@ impl Owned<Pd> {
             place,
         });
         // On failure the queue is destroyed as any other.
-        core.master()?;
+        life.master()?;
         if let Some(rx) = &mut queue.rx {
             rx.start();
         }
@@ -82,6 +81,32 @@ impl Rq {
     #[inline]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
         self.rx.as_mut().map_or(0, |rx| rx.burst(frames))
+    }
+
+    /// Whether its requests were flushed: nothing comes of it any more.
+    #[inline]
+    pub(crate) fn is_ended(&self) -> bool {
+        self.rx.as_ref().is_none_or(RxRing::is_ended)
+    }
+
+    /// Gives up ring, parents and number on a broken device, and stays as a queue that receives
+    /// nothing.
+    pub(crate) fn vacate(&mut self, proof: &Arc<ReleaseProof>) -> Completions {
+        let ended = self.dismantle(&Release::On(proof.clone()));
+        self.place.vacate();
+        ended
+    }
+
+    fn dismantle(&mut self, release: &Release) -> Completions {
+        if let Some(mut rx) = self.rx.take() {
+            rx.end();
+            let completions = rx.completions();
+            self.place.life.add_completions(completions);
+            self.place.dismantle(rx.into_ring(), release);
+            completions
+        } else {
+            Completions::default()
+        }
     }
 
     /// Whether a burst would find something.
@@ -109,7 +134,7 @@ impl Rq {
             // What an earlier frame signalled says nothing of the next.
             let _ = sleep.event.take();
             sleep.arm.ring(sleep.value);
-            if self.is_ready() || self.place.core.lifecycle().is_broken() {
+            if self.is_ready() || self.place.life.lifecycle().is_broken() {
                 return Ok(self.is_ready());
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -138,20 +163,15 @@ impl Rq {
 }
 
 impl Object for Rq {
-    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
-        self.place.refuse_broken()?;
-        let answer = self.place.core.provider().stop_rx(self.place.number);
-        self.place.proof(answer)
+    fn stop(&mut self) -> Result<Release, Refusal> {
+        self.place.stop()
     }
 
-    fn let_go(mut self, proof: Option<ReleaseProof>) {
-        if let Some(rx) = mem::take(&mut self.rx) {
-            self.place.core.add_completions(rx.completions().flush());
-            self.place.dismantle(rx.into_ring(), proof.as_ref());
-        }
+    fn let_go(mut self, release: Release) {
+        self.dismantle(&release);
     }
 
-    fn core(&self) -> &Arc<Core> {
-        &self.place.core
+    fn life(&self) -> &Arc<Life> {
+        &self.place.life
     }
 }

@@ -1,6 +1,5 @@
 //! Send queues.
 
-use std::mem;
 use std::sync::Arc;
 
 use failstop_dma::frame::Frame;
@@ -11,8 +10,8 @@ use super::CreateError;
 use super::pd::Pd;
 use super::queue::{Place, Prepared, QueueInit, TX_LEAST};
 use super::rings::TxRing;
-use crate::device::{Core, Way};
-use crate::owned::{Object, Owned, Refusal};
+use crate::life::{Life, Way};
+use crate::owned::{Object, Owned, Refusal, Release};
 
 /// A send queue.
 #[derive(Debug)]
@@ -29,9 +28,9 @@ impl Owned<Pd> {
     /// [`CreateError`].
     pub fn create_sq(&self, init: QueueInit<'_>) -> Result<Owned<Sq>, CreateError> {
         let Prepared { place, ring, spec } = init.prepare(Way::Send, TX_LEAST)?;
-        let core = place.core.clone();
-        let longest = core.limits().longest_frame.min(ring.frame_size());
-        let started = core.provider().start_tx(place.number, &spec);
+        let life = place.life.clone();
+        let longest = life.limits().longest_frame.min(ring.frame_size());
+        let started = life.provider().start_tx(place.number, &spec);
         let bell = match started {
             Ok(bell) => bell,
             Err(error) => {
@@ -39,13 +38,13 @@ impl Owned<Pd> {
                 return Err(error.into());
             }
         };
-        let formats = core.provider().formats();
-        let tx = TxRing::new(formats, ring, longest, bell, core.lifecycle().clone());
+        let formats = life.provider().formats();
+        let tx = TxRing::new(formats, ring, longest, bell, life.lifecycle().clone());
         let queue = Owned::new(Sq {
             tx: Some(tx),
             place,
         });
-        core.master()?;
+        life.master()?;
         Ok(queue)
     }
 }
@@ -56,6 +55,33 @@ impl Sq {
     #[inline]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
         self.tx.as_mut().map_or(0, |tx| tx.burst(frames))
+    }
+
+    /// Whether its requests were flushed: nothing comes of it any more.
+    #[inline]
+    pub(crate) fn is_ended(&self) -> bool {
+        self.tx.as_ref().is_none_or(TxRing::is_ended)
+    }
+
+    /// Gives up ring, parents and number on a broken device, and stays as a queue that sends
+    /// nothing.
+    pub(crate) fn vacate(&mut self, proof: &Arc<ReleaseProof>) -> Completions {
+        let ended = self.dismantle(&Release::On(proof.clone()));
+        self.place.vacate();
+        ended
+    }
+
+    fn dismantle(&mut self, release: &Release) -> Completions {
+        if let Some(mut tx) = self.tx.take() {
+            tx.reap();
+            tx.end();
+            let completions = tx.completions();
+            self.place.life.add_completions(completions);
+            self.place.dismantle(tx.into_ring(), release);
+            completions
+        } else {
+            Completions::default()
+        }
     }
 
     /// Looks which frames were sent.
@@ -89,22 +115,15 @@ impl Sq {
 }
 
 impl Object for Sq {
-    fn stop(&mut self) -> Result<Option<ReleaseProof>, Refusal> {
-        self.place.refuse_broken()?;
-        let tail = self.tx.as_ref().map_or(0, TxRing::tail);
-        let answer = self.place.core.provider().stop_tx(self.place.number, tail);
-        self.place.proof(answer)
+    fn stop(&mut self) -> Result<Release, Refusal> {
+        self.place.stop()
     }
 
-    fn let_go(mut self, proof: Option<ReleaseProof>) {
-        if let Some(mut tx) = mem::take(&mut self.tx) {
-            tx.reap();
-            self.place.core.add_completions(tx.completions().flush());
-            self.place.dismantle(tx.into_ring(), proof.as_ref());
-        }
+    fn let_go(mut self, release: Release) {
+        self.dismantle(&release);
     }
 
-    fn core(&self) -> &Arc<Core> {
-        &self.place.core
+    fn life(&self) -> &Arc<Life> {
+        &self.place.life
     }
 }

@@ -1,0 +1,172 @@
+//! Recovery: a new life after a break (R10).
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+
+use failstop_pci::config::ConfigSpace;
+use failstop_pci::id::Generation;
+use failstop_pci::window::Window;
+use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
+use thiserror::Error;
+
+use super::{Device, DeviceError, Inner};
+use crate::events::DeviceEvent;
+use crate::ladder::{self, RevocationReport, Watched};
+use crate::life::Life;
+
+/// A device that was not recovered. It stays as it was: fenced, if it was broken.
+#[derive(Debug, Error)]
+pub enum RecoverError {
+    /// It is not broken.
+    #[error("{device}: it is not broken, there is nothing to recover from")]
+    NotBroken {
+        /// The function's name.
+        device: String,
+    },
+    /// It was closed, or given back to who asked for it.
+    #[error("{device}: it was given up ({cause}); open it again")]
+    GivenUp {
+        /// The function's name.
+        device: String,
+        /// Why.
+        cause: Cause,
+    },
+    /// It could not be proven stopped, also by another attempt: turning bus mastering on again
+    /// could let it finish what it was told before.
+    #[error(
+        "{device}: not proven stopped, so it stays fenced; power-cycle the machine, or try again later\n{report}"
+    )]
+    NotStopped {
+        /// The function's name.
+        device: String,
+        /// What the attempt did.
+        report: Box<RevocationReport>,
+    },
+    /// Another attempt could not be made.
+    #[error("{device}: no thread for another attempt to stop it")]
+    NoThread {
+        /// The function's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is stopped, and was not brought up again.
+    #[error("{0}; it stays fenced, try again later")]
+    BringUp(#[from] DeviceError),
+}
+
+impl Device {
+    /// Begins a new life of a broken device, and says which: waits for the verdict, proves it
+    /// stopped (by another reset, where the ladder did not), and brings it up as it was opened.
+    ///
+    /// Objects of the life that ended go on as on any broken device and never touch the new one;
+    /// a [`Port`](crate::port::Port) is carried across by its next burst. Bus mastering comes last:
+    /// with the first queue of the new life, after its registers were read back.
+    ///
+    /// # Errors
+    ///
+    /// [`RecoverError`]; the device stays fenced then, and this may be tried again.
+    pub fn recover(&self) -> Result<Generation, RecoverError> {
+        self.inner.recover()
+    }
+}
+
+impl Inner {
+    /// As [`Device::recover`].
+    pub(crate) fn recover(&self) -> Result<Generation, RecoverError> {
+        let _changing = self.changing();
+        let old = self.life();
+        let device = || self.function.transport.name().to_owned();
+        let verdict = old
+            .verdict()
+            .ok_or_else(|| RecoverError::NotBroken { device: device() })?;
+        if let Some(cause @ (Cause::Closed | Cause::Removal)) = old.lifecycle().cause() {
+            return Err(RecoverError::GivenUp {
+                device: device(),
+                cause,
+            });
+        }
+        old.join_ladder();
+        let begun = self
+            .prove_stopped(&old, &verdict)
+            .and_then(|()| Ok(self.begin(old.generation().next())?));
+        let event = match &begun {
+            Ok(generation) => DeviceEvent::Recovered {
+                generation: *generation,
+            },
+            Err(error) => DeviceEvent::RecoveryFailed {
+                generation: old.generation(),
+                why: error.to_string(),
+            },
+        };
+        self.function.events.push(event);
+        begun
+    }
+
+    /// No recovery without *stopped* (C43): what the ladder did not prove is tried again now.
+    fn prove_stopped(&self, old: &Arc<Life>, verdict: &Verdict) -> Result<(), RecoverError> {
+        if verdict.restartable {
+            return Ok(());
+        }
+        let device = || self.function.transport.name().to_owned();
+        let watched = Watched {
+            generation: old.generation(),
+            lifecycle: Arc::<Lifecycle>::clone(old.lifecycle()),
+            window: old.window().clone(),
+        };
+        let cause = old.lifecycle().cause().unwrap_or(Cause::User);
+        let (report, verdict) =
+            ladder::climb_again(&self.function, &watched, &cause).map_err(|source| {
+                RecoverError::NoThread {
+                    device: device(),
+                    source,
+                }
+            })?;
+        if verdict.restartable {
+            log::warn!("proven stopped after all: {report}");
+            return Ok(());
+        }
+        Err(RecoverError::NotStopped {
+            device: device(),
+            report: Box::new(report),
+        })
+    }
+
+    /// Brings the function up once more; bus mastering stays off.
+    fn begin(&self, generation: Generation) -> Result<Generation, DeviceError> {
+        let function = &self.function;
+        let config = ConfigSpace::new(&*function.transport);
+        let _off = function.master_off_for_good()?;
+        function.command.memory_space_on(&config)?;
+        let window = Window::open(
+            function.transport.clone(),
+            generation,
+            0,
+            self.driver.bar_bytes,
+        )?;
+        let mut provider = self
+            .driver
+            .provider(window.clone(), function.clock.clone());
+        provider.bring_up(&self.config)?;
+        function
+            .canary
+            .plant(&function.window)
+            .map_err(|source| DeviceError::Canary {
+                device: function.transport.name().to_owned(),
+                source,
+            })?;
+        function.interrupts.enable_vectors()?;
+        let life = Life::new(
+            function.clone(),
+            self.tally.clone(),
+            generation,
+            window,
+            provider,
+            &self.config,
+        )?;
+        function.space.reopen();
+        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        Ok(generation)
+    }
+}

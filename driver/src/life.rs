@@ -1,0 +1,326 @@
+//! One life of a device: from a bring-up to the break or the close that ends it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use failstop_dma::proof::{ObjectId, ReleaseProof};
+use failstop_dma::space::AddressSpace;
+use failstop_pci::config::ConfigSpace;
+use failstop_pci::id::Generation;
+use failstop_pci::interrupts::Interrupts;
+use failstop_pci::window::{Stopped, Window};
+use failstop_queues::completions::Completions;
+use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
+
+use crate::device::DeviceError;
+use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
+use crate::provider::{Config, Limits, NotStopped, Provider};
+
+/// What a function's lives have in common and its handles add to.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    completions: Mutex<Completions>,
+    serial: AtomicU64,
+}
+
+impl Tally {
+    /// The requests of queues that are gone, and how they ended.
+    pub(crate) fn completions(&self) -> Completions {
+        *self
+            .completions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, completions: Completions) {
+        *self
+            .completions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) += completions;
+    }
+}
+
+/// What every object of one generation shares. Objects keep it; it knows none of them.
+pub(crate) struct Life {
+    provider: Mutex<Box<dyn Provider>>,
+    window: Arc<Window>,
+    lifecycle: Arc<Lifecycle>,
+    ladder: Mutex<Ladder>,
+    /// Whether bus mastering was turned on; changed under the function's gate.
+    mastering: AtomicBool,
+    /// One bit for each queue that an object has.
+    receive_queues: AtomicU64,
+    send_queues: AtomicU64,
+    objects: AtomicUsize,
+    longest_frame: u32,
+    limits: Limits,
+    generation: Generation,
+    tally: Arc<Tally>,
+    function: Arc<Function>,
+}
+
+impl Life {
+    /// A life over a function that was brought up, with its ladder standing ready.
+    pub(crate) fn new(
+        function: Arc<Function>,
+        tally: Arc<Tally>,
+        generation: Generation,
+        window: Arc<Window>,
+        provider: Box<dyn Provider>,
+        config: &Config,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let lifecycle = Arc::<Lifecycle>::default();
+        let watched = Watched {
+            generation,
+            lifecycle: lifecycle.clone(),
+            window: window.clone(),
+        };
+        let ladder =
+            Ladder::new(function.clone(), watched).map_err(|source| DeviceError::NoThread {
+                device: function.transport.name().to_owned(),
+                source,
+            })?;
+        Ok(Arc::new(Self {
+            limits: provider.limits(),
+            provider: Mutex::new(provider),
+            window,
+            lifecycle,
+            ladder: Mutex::new(ladder),
+            mastering: AtomicBool::new(false),
+            receive_queues: AtomicU64::new(0),
+            send_queues: AtomicU64::new(0),
+            objects: AtomicUsize::new(0),
+            longest_frame: config.longest_frame,
+            generation,
+            tally,
+            function,
+        }))
+    }
+
+    pub(crate) fn provider(&self) -> MutexGuard<'_, Box<dyn Provider>> {
+        self.provider.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn function(&self) -> &Arc<Function> {
+        &self.function
+    }
+
+    pub(crate) fn space(&self) -> &Arc<AddressSpace> {
+        &self.function.space
+    }
+
+    pub(crate) fn interrupts(&self) -> &Interrupts {
+        &self.function.interrupts
+    }
+
+    pub(crate) fn lifecycle(&self) -> &Arc<Lifecycle> {
+        &self.lifecycle
+    }
+
+    pub(crate) fn window(&self) -> &Arc<Window> {
+        &self.window
+    }
+
+    pub(crate) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The longest frame that it is set to receive, in bytes, without the frame check sequence.
+    pub(crate) fn longest_frame(&self) -> u32 {
+        self.longest_frame
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.function.transport.name().to_owned()
+    }
+
+    /// A name for a new object of `kind`.
+    pub(crate) fn new_object(&self, kind: &'static str) -> ObjectId {
+        ObjectId {
+            device: self.function.transport.id(),
+            generation: self.generation,
+            serial: self.tally.serial.fetch_add(1, Ordering::Relaxed) + 1,
+            kind,
+        }
+    }
+
+    /// Counts an object in.
+    pub(crate) fn enter(self: &Arc<Self>) -> Entered {
+        self.objects.fetch_add(1, Ordering::AcqRel);
+        Entered(self.clone())
+    }
+
+    /// Objects that use it.
+    pub(crate) fn objects(&self) -> usize {
+        self.objects.load(Ordering::Acquire)
+    }
+
+    /// Refuses on a device that is broken or closed.
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        if !self.lifecycle.is_broken() {
+            return Ok(());
+        }
+        Err(match self.lifecycle.cause() {
+            Some(cause) => DeviceError::Broken {
+                device: self.name(),
+                cause,
+            },
+            None => DeviceError::Closed {
+                device: self.name(),
+            },
+        })
+    }
+
+    /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
+    pub(crate) fn master(&self) -> Result<(), DeviceError> {
+        let gate = &self.function.gate;
+        let _gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check()?;
+        if !self.mastering.load(Ordering::Relaxed) {
+            let config = ConfigSpace::new(&*self.function.transport);
+            self.function.command.bus_master_on(&config)?;
+            self.mastering.store(true, Ordering::Relaxed);
+            // The ladder's first write waits for nobody, so that ours may have come after it.
+            if let Err(broken) = self.check() {
+                if let Err(error) = self.function.master_off() {
+                    log::error!("bus mastering could not be turned off again: {error}");
+                }
+                return Err(broken);
+            }
+        }
+        Ok(())
+    }
+
+    /// Breaks the device; its ladder goes on by itself.
+    pub(crate) fn break_device(&self, cause: Cause) {
+        self.lifecycle.mark_broken(cause);
+    }
+
+    /// The verdict on a broken device: waits for it, but for the ladder's own thread (R5).
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        if ladder::is_this_thread() {
+            return self.lifecycle.verdict();
+        }
+        self.lifecycle.wait_verdict()
+    }
+
+    /// The ground on which a broken device's memory is released, if there is one (R6).
+    pub(crate) fn revoked(&self) -> Option<Arc<ReleaseProof>> {
+        self.verdict().and_then(|verdict| verdict.proof)
+    }
+
+    /// What the ladder did: waits for the verdict on a device that is breaking.
+    pub(crate) fn wait_report(&self) -> Option<Arc<RevocationReport>> {
+        self.verdict()?;
+        self.ladder().report()
+    }
+
+    /// The family's stop sequence for one queue.
+    pub(crate) fn stop_queue(&self, way: Way, number: u32) -> Result<Stopped, NotStopped> {
+        let mut provider = self.provider();
+        match way {
+            Way::Receive => provider.stop_rx(number),
+            Way::Send => provider.stop_tx(number),
+        }
+    }
+
+    fn ladder(&self) -> MutexGuard<'_, Ladder> {
+        self.ladder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the ladder's thread, after the verdict or the retirement.
+    pub(crate) fn join_ladder(&self) {
+        if !ladder::is_this_thread() {
+            self.ladder().join();
+        }
+    }
+
+    /// Reserves queue `number` for one object: two would stop each other, and ring for each other.
+    pub(crate) fn claim(self: &Arc<Self>, way: Way, number: u32) -> Option<Claim> {
+        let bit = 1u64.checked_shl(number)?;
+        let before = self.claimed(way).fetch_or(bit, Ordering::AcqRel);
+        (before & bit == 0).then(|| Claim {
+            life: self.clone(),
+            way,
+            bit,
+        })
+    }
+
+    fn claimed(&self, way: Way) -> &AtomicU64 {
+        match way {
+            Way::Receive => &self.receive_queues,
+            Way::Send => &self.send_queues,
+        }
+    }
+
+    /// The numbers of the queues that objects have.
+    pub(crate) fn claims(&self, way: Way) -> impl Iterator<Item = u32> + use<> {
+        let claimed = self.claimed(way).load(Ordering::Acquire);
+        (0..u64::BITS).filter(move |number| claimed >> number & 1 != 0)
+    }
+
+    /// Adds the accounts of a queue that went.
+    pub(crate) fn add_completions(&self, completions: Completions) {
+        self.tally.add(completions);
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        // A device that was never brought up, or is dropped without close, does not stay master. One
+        // that was broken is the ladder's, or already that of a later life.
+        if self.lifecycle.retire()
+            && let Err(error) = self.function.master_off_for_good()
+        {
+            log::warn!("bus mastering could not be turned off at close: {error}");
+        }
+        self.join_ladder();
+    }
+}
+
+impl fmt::Debug for Life {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Life")
+            .field("name", &self.function.transport.name())
+            .field("generation", &self.generation.number())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An object that counts as using the device.
+#[derive(Debug)]
+pub(crate) struct Entered(Arc<Life>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.objects.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Which way a queue moves frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    Receive,
+    Send,
+}
+
+/// A queue's number, taken until dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    life: Arc<Life>,
+    way: Way,
+    bit: u64,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.life
+            .claimed(self.way)
+            .fetch_and(!self.bit, Ordering::AcqRel);
+    }
+}
