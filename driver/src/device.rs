@@ -213,12 +213,7 @@ impl Device {
         let pending = Pending::find(&space)?;
         let clock = options.clock;
         // The ladder's own view of the registers, which no detach replaces.
-        let own = Window::open(
-            transport.clone(),
-            Generation::LADDER,
-            0,
-            driver.bar_bytes,
-        )?;
+        let own = Window::open(transport.clone(), Generation::LADDER, 0, driver.bar_bytes)?;
         let window = Window::open(transport.clone(), Generation::FIRST, 0, driver.bar_bytes)?;
         let mut provider = driver.provider(window.clone(), clock.clone());
         let limits = provider.limits();
@@ -394,10 +389,6 @@ impl Inner {
             .clone()
     }
 
-    pub(crate) fn function(&self) -> &Arc<Function> {
-        &self.function
-    }
-
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -436,7 +427,9 @@ impl Inner {
             if life.lifecycle().is_broken() {
                 return;
             }
-            left.retain(|&(way, number)| life.stop_queue(way, number).is_err_and(|why| why.is_busy()));
+            left.retain(|&(way, number)| {
+                life.stop_queue(way, number).is_err_and(|why| why.is_busy())
+            });
             if left.is_empty() {
                 return;
             }
@@ -499,7 +492,13 @@ impl fmt::Display for CloseReport {
         write!(
             f,
             "{} posted = {} successful + {} in error + {} flushed; {} bytes live, {} quarantined, {} held",
-            c.posted, c.success, c.error, c.flushed, t.live_bytes, t.quarantined_bytes, t.held_bytes
+            c.posted,
+            c.success,
+            c.error,
+            c.flushed,
+            t.live_bytes,
+            t.quarantined_bytes,
+            t.held_bytes
         )
     }
 }

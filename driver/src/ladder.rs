@@ -132,7 +132,7 @@ impl Function {
         generation: Generation,
     ) -> Result<FunctionStopped, Unreset> {
         let issued = reset::issue(&*self.transport, off, method).map_err(|error| Unreset {
-            again: error.is_again(),
+            again: error.is_busy(),
             why: error.to_string(),
         })?;
         self.verify(issued, generation)
@@ -179,7 +179,8 @@ pub(crate) struct Ladder {
 impl Ladder {
     /// Makes the thread and its hand: nothing has to be made when the device breaks.
     pub(crate) fn new(function: Arc<Function>, life: Watched) -> io::Result<Self> {
-        let name = |what: &str| format!("{what} {}", life.generation.number());
+        let number = life.generation.number();
+        let name = |what: &str| format!("{what} {number}");
         let mut hand = Hand::new(name("hand"))?;
         // The hand waits for the break itself, so that turning bus mastering off waits for nobody.
         let first = {
@@ -393,7 +394,10 @@ impl<'a> Climb<'a> {
         match result {
             Ok(()) => (Outcome::Done, None),
             Err(error) => {
-                let gone = matches!(error, CommandError::NoAnswer { .. } | CommandError::Access(_));
+                let gone = matches!(
+                    error,
+                    CommandError::NoAnswer { .. } | CommandError::Access(_)
+                );
                 let why = error.to_string();
                 self.gone = gone.then(|| why.clone());
                 (Outcome::Failed, Some(why))
@@ -419,7 +423,10 @@ impl<'a> Climb<'a> {
 
     fn drain(&mut self) -> Ended {
         if self.gone.is_some() {
-            return (Outcome::Skipped, Some("the function does not answer".into()));
+            return (
+                Outcome::Skipped,
+                Some("the function does not answer".into()),
+            );
         }
         let Some(pending) = self.function.pending else {
             return (Outcome::Skipped, Some("no PCI Express capability".into()));
@@ -468,7 +475,10 @@ impl<'a> Climb<'a> {
             Err(late) => {
                 let (outcome, why) = no_result(late);
                 let why = why.unwrap_or_default();
-                return (outcome, Some(format!("bus mastering was not confirmed off: {why}")));
+                return (
+                    outcome,
+                    Some(format!("bus mastering was not confirmed off: {why}")),
+                );
             }
         };
         // Gone was a verdict of the moment.
@@ -532,7 +542,9 @@ impl<'a> Climb<'a> {
                 }
                 Ok(Err(unreset)) => return Err((false, unreset.why)),
                 Err(NoResult::Late) => return Err((true, "had not returned in time".into())),
-                Err(NoResult::NoHand) => return Err((true, "the call ended without result".into())),
+                Err(NoResult::NoHand) => {
+                    return Err((true, "the call ended without result".into()));
+                }
             }
         }
     }
@@ -589,16 +601,13 @@ impl<'a> Climb<'a> {
         };
         if outcome != Outcome::Done && self.function.transport.kind() == Kind::Iommufd {
             // Out of its address space the device reaches none of it, mapped or not.
-            let detached = self.call(self.deadlines().unmap, |f| {
-                f.transport.detach_space()?;
-                Ok::<_, io::Error>(f.space.unmap_all(&|| true))
-            });
+            let detached = self.call(self.deadlines().unmap, |f| f.space.detach());
             match detached {
-                Ok(Ok(swept)) if swept.is_complete() => {
-                    notes.push("detached from its address space, and unmapped".into());
+                Ok(Ok(true)) => {
+                    notes.push("detached from its address space".into());
                     outcome = Outcome::Done;
                 }
-                Ok(Ok(swept)) => notes.push(format!("detached from its address space; {swept}")),
+                Ok(Ok(false)) => notes.push("detached from its address space, to no avail".into()),
                 Ok(Err(error)) => notes.push(format!("not detached: {error}")),
                 Err(_) => notes.push("the detach did not return".into()),
             }
@@ -624,12 +633,17 @@ impl<'a> Climb<'a> {
             Ok(Err(error)) => format!("at the ladder's end: {error}"),
             Err(_) => "no answer at the ladder's end".to_owned(),
         };
-        let note = report.note.take().map_or_else(String::new, |note| note + "; ");
+        let note = report
+            .note
+            .take()
+            .map_or_else(String::new, |note| note + "; ");
         report.note = Some(note + &last);
     }
 
     fn judge(self, steps: Vec<StepReport>) -> (RevocationReport, Verdict) {
-        let unmapped = self.all_unmapped && self.settled.proof.is_some();
+        // A transport that enforces nothing unmaps all the same, and nothing is released for it.
+        let unmapped = self.all_unmapped
+            && (self.settled.proof.is_some() || self.settled.quarantined.is_empty());
         let stopped = self.stopped.filter(FunctionStopped::is_ground_for_release);
         let ground = match (stopped.is_some(), unmapped) {
             (true, true) => Ground::StoppedAndUnmapped,
@@ -642,7 +656,9 @@ impl<'a> Climb<'a> {
             proof: self.settled.proof.clone(),
             revoked,
             // A software reset alone does not keep the device from addresses that still lead somewhere.
-            restartable: self.stopped.is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
+            restartable: self
+                .stopped
+                .is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
         };
         let report = RevocationReport {
             device: self.function.transport.name().to_owned(),
@@ -671,7 +687,10 @@ fn no_result(why: NoResult) -> Ended {
             Outcome::TimedOut,
             Some("had not returned by its deadline".into()),
         ),
-        NoResult::NoHand => (Outcome::Failed, Some("no thread could make the call".into())),
+        NoResult::NoHand => (
+            Outcome::Failed,
+            Some("no thread could make the call".into()),
+        ),
     }
 }
 
@@ -681,6 +700,8 @@ fn join(notes: Vec<String>) -> Option<String> {
 
 impl fmt::Debug for Climb<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Climb").field("life", self.life).finish_non_exhaustive()
+        f.debug_struct("Climb")
+            .field("life", self.life)
+            .finish_non_exhaustive()
     }
 }

@@ -8,12 +8,12 @@
 #![forbid(unsafe_code)]
 
 pub mod device;
-pub mod events;
 pub mod e1000e;
+pub mod events;
 pub mod families;
 pub mod igb;
 pub mod ladder;
-mod life;
+pub mod life;
 pub mod name;
 pub mod objects;
 pub mod open;

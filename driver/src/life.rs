@@ -42,7 +42,7 @@ impl Tally {
 }
 
 /// What every object of one generation shares. Objects keep it; it knows none of them.
-pub(crate) struct Life {
+pub struct Life {
     provider: Mutex<Box<dyn Provider>>,
     window: Arc<Window>,
     lifecycle: Arc<Lifecycle>,

@@ -141,7 +141,10 @@ impl Port {
             let received = frames.len().min(self.backlog.len());
             let late = self.backlog.drain(..received);
             // What was in the caller's frames goes home.
-            frames.iter_mut().zip(late).for_each(|(frame, late)| *frame = late);
+            frames
+                .iter_mut()
+                .zip(late)
+                .for_each(|(frame, late)| *frame = late);
             return received;
         }
         if self.carry() {

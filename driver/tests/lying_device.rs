@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use failstop::device::Device;
+use failstop::device::{Device, Options};
 use failstop::igb::registers as reg;
+use failstop::ladder::Word;
 use failstop::objects::{CreateError, QueueInit};
 use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
@@ -36,8 +37,11 @@ fn fake() -> Arc<FakeFunction> {
 }
 
 fn open(function: &Arc<FakeFunction>) -> Device {
-    let clock = Arc::new(ManualClock::default());
-    Device::open_with_clock(function.clone(), &Config::default(), clock).unwrap()
+    let options = Options {
+        clock: Arc::new(ManualClock::default()),
+        ..Options::default()
+    };
+    Device::open_with(function.clone(), &Config::default(), options).unwrap()
 }
 
 fn is_bus_master(function: &FakeFunction) -> bool {
@@ -75,12 +79,13 @@ fn an_impossible_descriptor_ends_bus_mastering_and_new_mappings_at_once() {
         device.broken(),
         Some(Cause::ImpossibleValue { .. })
     ));
-    assert!(!is_bus_master(&function), "bus mastering stays on");
     assert!(device.alloc_pd().is_err());
+    let report = device.revocation().unwrap();
+    assert!(!is_bus_master(&function), "bus mastering stays on");
+    assert_eq!(report.verdict, Word::Revoked, "{report}");
+    assert_eq!(function.mapped(), []);
     drop((port, frames));
-    // Nothing acknowledged, nothing released.
-    assert_eq!(function.mapped().len(), 3);
-    assert_eq!(device.close().unwrap().totals.quarantined_mappings, 3);
+    assert_eq!(device.close().totals.quarantined_mappings, 0);
 }
 
 #[test]
@@ -167,7 +172,7 @@ fn c47_a_device_that_stays_bus_master_is_not_closed_clean() {
     let port = Port::open(&device, &PortConfig::default()).unwrap();
     function.ignore_config_writes();
     drop(port);
-    let report = device.close().unwrap();
+    let report = device.close();
     assert!(
         matches!(report.broken, Some(Cause::StillMaster { .. })),
         "{:?}",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use failstop::device::{Device, DeviceError};
+use failstop::device::{Device, DeviceError, Options};
 use failstop::provider::{Config, ProviderError};
 use failstop_pci::clock::ManualClock;
 use failstop_pci::testing::{FakeFunction, limits_39_bits};
@@ -20,9 +20,11 @@ fn header(vendor: u16, device: u16) -> Vec<u8> {
 
 fn refusal(function: FakeFunction, config: &Config) -> DeviceError {
     let function = Arc::new(function);
-    let clock = Arc::new(ManualClock::default());
-    let error =
-        Device::open_with_clock(function.clone(), config, clock).expect_err("it was opened");
+    let options = Options {
+        clock: Arc::new(ManualClock::default()),
+        ..Options::default()
+    };
+    let error = Device::open_with(function.clone(), config, options).expect_err("it was opened");
     assert_eq!(function.mapped(), [], "{error}");
     error
 }

@@ -119,14 +119,7 @@ impl Interrupts {
             error: None,
             request: None,
         };
-        if count > 0 {
-            let fds: Vec<BorrowedFd<'_>> = interrupts
-                .vectors
-                .iter()
-                .map(|event| event.as_fd())
-                .collect();
-            transport.set_irqs(IrqIndex::Msix, 0, &fds)?;
-        }
+        interrupts.enable_vectors()?;
         let single = |index| -> Result<Option<Arc<Event>>, IrqError> {
             if transport.irq_count(index) == 0 {
                 return Ok(None);
@@ -162,6 +155,19 @@ impl Interrupts {
     /// (C40).
     pub fn wake_all(&self) {
         self.vectors.iter().for_each(|event| event.signal());
+    }
+
+    /// Routes the vectors to their events, also again after [`Interrupts::disable_vectors`].
+    ///
+    /// # Errors
+    ///
+    /// [`IrqError`].
+    pub fn enable_vectors(&self) -> Result<(), IrqError> {
+        if self.vectors.is_empty() {
+            return Ok(());
+        }
+        let fds: Vec<BorrowedFd<'_>> = self.vectors.iter().map(|event| event.as_fd()).collect();
+        self.transport.set_irqs(IrqIndex::Msix, 0, &fds)
     }
 
     /// Disables the vectors; the error and request events stay [R4.3].

@@ -3,6 +3,7 @@
 use crate::fixture::{Fixture, Outcome};
 use crate::net;
 
+mod breaking;
 mod life;
 mod sleep;
 mod traffic;
@@ -44,10 +45,18 @@ pub const CASES: &[Case] = cases! {
         open_and_close_leave_nothing,
         a_device_opens_again_and_again,
         a_port_dropped_in_any_order_releases_everything,
-        close_is_refused_while_objects_live,
+        a_close_under_live_objects_makes_shells_of_them,
         a_parent_in_use_is_busy_and_stays_whole,
         region_churn_on_a_live_port_leaves_no_quarantine,
         wrong_sizes_are_refused_and_leave_nothing,
+    }
+    Loopback: breaking {
+        a_break_in_traffic_is_revoked_and_recovered_under_the_same_port,
+        c9_after_the_ladder_every_destroy_succeeds_and_frees,
+        c30_a_destroy_while_the_ladder_runs_ends,
+        c40_a_break_wakes_a_sleeper,
+        a_device_that_is_not_broken_is_not_recovered,
+        many_breaks_and_recoveries_leave_nothing,
     }
     Loopback: traffic {
         ten_thousand_frames_come_back_unchanged,

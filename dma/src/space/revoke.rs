@@ -1,5 +1,6 @@
 //! What the ladder does to an address space: unmap everything, then settle what may go (R4.6).
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,27 @@ pub struct Swept {
     pub untried: u64,
     /// The first unmap of this pass that was not exact: start, bytes, outcome.
     pub first: Option<(Iova, u64, Unmapped)>,
+}
+
+impl fmt::Display for Swept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} mappings unmapped", self.unmapped)?;
+        let rest = [
+            (self.absent, "not known to the transport"),
+            (self.failed, "not unmapped"),
+            (self.in_flight, "in flight"),
+            (self.untried, "not tried"),
+        ];
+        for (count, what) in rest {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        if let Some((iova, len, outcome)) = self.first {
+            write!(f, " (first: {len:#x} bytes at IOVA {iova}: {outcome:?})")?;
+        }
+        Ok(())
+    }
 }
 
 impl Swept {

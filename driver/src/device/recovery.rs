@@ -145,9 +145,7 @@ impl Inner {
             0,
             self.driver.bar_bytes,
         )?;
-        let mut provider = self
-            .driver
-            .provider(window.clone(), function.clock.clone());
+        let mut provider = self.driver.provider(window.clone(), function.clock.clone());
         provider.bring_up(&self.config)?;
         function
             .canary

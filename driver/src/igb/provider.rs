@@ -32,7 +32,8 @@ use super::registers as reg;
 use super::registers::{ADDRESS_STRIDE, QUEUE_STRIDE, TABLE_ENTRIES, WORD_STRIDE};
 use super::statistics as stat;
 use crate::provider::{
-    Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec, SoftwareReset, Statistics,
+    Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec,
+    SoftwareReset, Statistics,
 };
 
 /// Bytes of a frame check sequence.
@@ -269,7 +270,10 @@ fn software_reset(window: &Window, clock: &dyn Clock) -> Result<(), NoAnswer> {
         Err(slow @ NoAnswer::TimedOut { .. }) => {
             // A part without an NVM never says so, nor does every model; whether what the NVM holds
             // arrived shows in the station address.
-            log::info!("{}: the NVM did not report loading: {slow}", window.device_name());
+            log::info!(
+                "{}: the NVM did not report loading: {slow}",
+                window.device_name()
+            );
             Ok(())
         }
         other => other.map(drop),

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-
 use super::CreateError;
 use crate::device::Device;
 use crate::life::{Entered, Life};

@@ -7,10 +7,10 @@ use failstop_dma::region::Pool;
 use failstop_dma::ring::ExchangeRing;
 use failstop_queues::transmit::REPORT;
 
+use super::CreateError;
 use super::cq::{Cq, Reservation};
 use super::mr::{Mr, MrShared};
 use super::pd::Pd;
-use super::{CreateError, release};
 use crate::life::{Claim, Life, Way};
 use crate::owned::{Object, Owned, Refusal, Release};
 use crate::provider::{ProviderError, RingSpec};
@@ -51,10 +51,7 @@ impl Place {
     /// A queue that did not start: stopped as one that did, so that its memory is released only on
     /// the same proof.
     pub(super) fn abandon(self, ring: ExchangeRing) {
-        drop(Owned::new(Stillborn {
-            ring,
-            place: self,
-        }));
+        drop(Owned::new(Stillborn { ring, place: self }));
     }
 
     /// Lets go of the queue's parents and number: it was carried away.

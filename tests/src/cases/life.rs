@@ -2,6 +2,7 @@
 
 use failstop::objects::{CreateError, QueueInit};
 use failstop::port::{Port, PortConfig};
+use failstop::queues::lifecycle::Cause;
 
 use crate::fixture::{
     Fixture, Outcome, close_clean, ensure, ensure_eq, receive, self_addressed, send,
@@ -49,12 +50,26 @@ pub(super) fn a_port_dropped_in_any_order_releases_everything(fixture: &Fixture)
     close_clean(device).map(drop)
 }
 
-pub(super) fn close_is_refused_while_objects_live(fixture: &Fixture) -> Outcome {
+pub(super) fn a_close_under_live_objects_makes_shells_of_them(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
-    let port = Port::open(&device, &PortConfig::default())?;
-    let refused = device.close().err().ok_or("closed under a live port")?;
-    drop(port);
-    close_clean(refused.device).map(drop)
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    let bytes = self_addressed(&device, 60, 9);
+    send(&mut port, &bytes)?;
+    let mut frames = port.take_frames(4).ok_or("no frames")?;
+    let report = device.close();
+    ensure_eq(report.left, Vec::new(), "ledger after close")?;
+    ensure_eq(report.broken, Some(Cause::Closed), "what objects are told")?;
+    ensure(report.totals.held_bytes > 0, || {
+        "nothing is held for the objects that live on".into()
+    })?;
+    // What was received is still ours to take; nothing is sent, and everything ends.
+    let received = port.rx_burst(&mut frames);
+    ensure_eq(port.rx_burst(&mut frames), 0, "frames after the last")?;
+    ensure_eq(port.tx_burst(&mut frames[received..]), 0, "frames sent")?;
+    ensure_eq(port.completions().outstanding(), 0, "outstanding requests")?;
+    drop((port, frames));
+    let device = fixture.open()?;
+    close_clean(device).map(drop)
 }
 
 pub(super) fn a_parent_in_use_is_busy_and_stays_whole(fixture: &Fixture) -> Outcome {

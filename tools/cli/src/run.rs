@@ -218,7 +218,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     };
     let outcome = use_port(options, &device, &port_config, &stop, &mut report, console);
     // Whatever happened in between, the device is closed and its accounts are read.
-    let closed = device.close().context("the device could not be closed")?;
+    let closed = device.close();
     report.stray_dma = emulated.and_then(Emulated::stop);
     if let Err(error) = outcome {
         if closed.left.is_empty() {
