@@ -27,6 +27,7 @@ mod groups;
 mod limits;
 mod mappings;
 mod opening;
+mod resets;
 
 /// A machine that cases need, by its topology.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +40,8 @@ pub enum Machine {
     NoIommu,
     /// `shared-group`: an 82576 and an 82574 in one group, and an 82576 in another.
     SharedGroup,
+    /// `igb-kernel-nic`: an 82576, and an 82574 behind a port of its own.
+    KernelNic,
     /// `two-igb` with [`Machine::words`] that turn interrupt remapping off.
     NoRemapping,
 }
@@ -52,6 +55,7 @@ impl Machine {
             Self::Narrow => "aw39",
             Self::NoIommu => "no-iommu",
             Self::SharedGroup => "shared-group",
+            Self::KernelNic => "igb-kernel-nic",
         }
     }
 
@@ -263,6 +267,20 @@ pub const CASES: &[KernelCase] = cases! {
         c23_the_sibling_and_its_driver_are_named,
         c37_a_foreign_bus_master_is_refused_by_name,
         functions_of_one_group_share_an_address_space,
+    }
+    TwoIgb Each: resets {
+        a_function_level_reset_is_proven,
+        every_method_is_used_and_the_kernels_choice_restored,
+        only_iommufd_takes_a_function_out_of_its_space,
+        c15_an_unbind_returns_when_the_function_is_hung_up,
+        c39_a_child_of_fork_does_not_keep_the_function_bus_master,
+    }
+    KernelNic Each: resets {
+        c43_a_reset_that_resets_nothing_is_not_proven_and_the_next_is,
+    }
+    SharedGroup Each: resets {
+        c36_a_hot_reset_that_touches_a_sibling_is_refused_by_its_name,
+        functions_that_share_an_address_space_say_so,
     }
     SharedGroup Once: groups {
         a_second_container_for_one_group_is_named_busy,

@@ -114,6 +114,7 @@ pub const PLANS: &[Plan] = &[
         offers: &[],
     },
     kernel_only("small", Machine::SharedGroup),
+    kernel_only("small", Machine::KernelNic),
     kernel_only("small", Machine::NoIommu),
     kernel_only("small", Machine::NoRemapping),
 ];

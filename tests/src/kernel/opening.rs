@@ -132,7 +132,7 @@ pub(super) fn bus_mastering_is_off_after_the_last_close(iommu: Iommu) -> Outcome
 }
 
 /// A function's bus-master bit as another process sees it.
-fn bus_master(
+pub(super) fn bus_master(
     address: failstop_pci::address::Address,
 ) -> Result<Option<bool>, libtest_mimic::Failed> {
     let function = Sysfs::system().function(address)?;
