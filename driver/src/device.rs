@@ -40,7 +40,7 @@ pub enum DeviceError {
     Command(#[from] CommandError),
     /// No provider drives it.
     #[error(
-        "{device}: no driver for {vendor:04x}:{id:04x}; failstop drives Intel 82576, I350, I210 and 82574"
+        "{device}: no driver for {vendor:04x}:{id:04x}; failstop drives Intel 82574, 82576, I350 and I210"
     )]
     Unknown {
         /// The function's name.
@@ -248,7 +248,6 @@ impl Device {
             Generation::FIRST,
             window,
             provider,
-            config,
         )?;
         let inner = Inner {
             life: Mutex::new(life),
@@ -301,6 +300,15 @@ impl Device {
     #[must_use]
     pub fn limits(&self) -> Limits {
         *self.life().limits()
+    }
+
+    /// The least size of frames that its receive queues take, in bytes: room for the longest frame
+    /// that may come.
+    #[must_use]
+    pub fn least_frame_size(&self) -> u32 {
+        let life = self.life();
+        life.longest_frame()
+            .next_multiple_of(life.limits().buffer_step)
     }
 
     /// The link as it is now.

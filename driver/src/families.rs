@@ -6,6 +6,7 @@ use std::sync::Arc;
 use failstop_pci::clock::Clock;
 use failstop_pci::window::Window;
 
+use crate::e1000e;
 use crate::igb;
 use crate::provider::Provider;
 
@@ -47,7 +48,7 @@ impl fmt::Debug for Driver {
 }
 
 /// Every family: it says whether a PCI id (vendor, device) is one of its parts.
-const FAMILIES: &[fn(u16, u16) -> Option<Driver>] = &[igb::driver];
+const FAMILIES: &[fn(u16, u16) -> Option<Driver>] = &[igb::driver, e1000e::driver];
 
 /// What drives the function of that PCI id, if anything does.
 pub(crate) fn find(vendor: u16, device: u16) -> Option<Driver> {

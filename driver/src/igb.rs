@@ -10,12 +10,9 @@ pub mod format;
 pub mod phy;
 pub(crate) mod provider;
 pub mod registers;
-pub mod statistics;
 
 use crate::families::Driver;
-
-/// Intel's PCI vendor id.
-pub const VENDOR: u16 = 0x8086;
+pub use crate::intel::{VENDOR, statistics};
 
 /// Which part a function is: they differ in small things (queues, receive addresses, NVM).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

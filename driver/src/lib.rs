@@ -12,6 +12,7 @@ pub mod e1000e;
 pub mod events;
 pub mod families;
 pub mod igb;
+pub mod intel;
 pub mod ladder;
 pub mod life;
 pub mod name;

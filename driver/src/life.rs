@@ -15,7 +15,7 @@ use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::device::DeviceError;
 use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
-use crate::provider::{Config, Limits, NotStopped, Provider};
+use crate::provider::{Limits, NotStopped, Provider};
 
 /// What a function's lives have in common and its handles add to.
 #[derive(Debug, Default)]
@@ -68,7 +68,6 @@ impl Life {
         generation: Generation,
         window: Arc<Window>,
         provider: Box<dyn Provider>,
-        config: &Config,
     ) -> Result<Arc<Self>, DeviceError> {
         let lifecycle = Arc::<Lifecycle>::default();
         let watched = Watched {
@@ -83,6 +82,7 @@ impl Life {
             })?;
         Ok(Arc::new(Self {
             limits: provider.limits(),
+            longest_frame: provider.longest_received(),
             provider: Mutex::new(provider),
             window,
             lifecycle,
@@ -91,7 +91,6 @@ impl Life {
             receive_queues: AtomicU64::new(0),
             send_queues: AtomicU64::new(0),
             objects: AtomicUsize::new(0),
-            longest_frame: config.longest_frame,
             generation,
             tally,
             function,

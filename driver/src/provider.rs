@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::ops::Add;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use failstop_dma::iova::Iova;
@@ -255,12 +257,23 @@ pub trait Provider: Send + fmt::Debug {
     /// What the descriptors of its rings look like.
     fn formats(&self) -> Formats;
 
+    /// Counts how often the device was reset under queues that went on, so that doorbells got lost:
+    /// each such ring then rings again. None where that never happens.
+    fn restarts(&self) -> Option<Arc<AtomicU32>> {
+        None
+    }
+
     /// Resets the device and sets it up, queues disabled, interrupts masked.
     ///
     /// # Errors
     ///
     /// [`ProviderError`]; no queue runs then.
     fn bring_up(&mut self, config: &Config) -> Result<(), ProviderError>;
+
+    /// The longest frame that the device may put into one buffer as it is set up, in bytes, after
+    /// [`Provider::bring_up`]: at least what the configuration says. Receive buffers must hold it,
+    /// since a frame that goes on in the next buffer is none.
+    fn longest_received(&self) -> u32;
 
     /// The station address, after [`Provider::bring_up`].
     fn mac(&self) -> MacAddress;

@@ -70,6 +70,14 @@ impl<F: RxFormat> Rx<F> {
         }
     }
 
+    /// Rings for what is posted once more, after the device was reset under the queue.
+    #[cold]
+    pub fn ring_again(&self) {
+        if self.started && !self.lifecycle.is_broken() {
+            self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
+        }
+    }
+
     /// Exchanges up to `frames.len()` empty frames for received ones, and returns how many: the
     /// first so many of `frames` are full, in the order of arrival.
     ///

@@ -126,6 +126,14 @@ impl<F: TxFormat> Tx<F> {
         sent as usize
     }
 
+    /// Rings for what is posted once more, after the device was reset under the queue.
+    #[cold]
+    pub fn ring_again(&self) {
+        if !self.lifecycle.is_broken() {
+            self.bell.ring(self.tail & self.ring.mask());
+        }
+    }
+
     /// Descriptors that can be posted now, at most `wanted`.
     #[inline(always)]
     fn room(&mut self, wanted: usize) -> usize {

@@ -12,6 +12,8 @@ pub struct Plan {
     pub kernel: &'static str,
     /// The topology, by the name that `cargo xtask vm list` shows.
     pub topology: &'static str,
+    /// The role of the function under test in it.
+    pub device: &'static str,
     /// The kernel cases of this machine run too.
     pub machine: Option<Machine>,
     /// The ways to the IOMMU that each case of the suite takes.
@@ -55,6 +57,12 @@ impl Plan {
         cases.flat_map(|case| case.names(abilities)).collect()
     }
 
+    /// The variable of the guest that has the address of the function under test.
+    #[must_use]
+    pub fn device_variable(&self) -> String {
+        format!("FAILSTOP_{}", self.device.to_uppercase().replace('-', "_"))
+    }
+
     /// A word that its kernel's command line needs.
     #[must_use]
     pub fn words(&self) -> Option<&'static str> {
@@ -66,6 +74,7 @@ const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
     Plan {
         kernel,
         topology: machine.topology(),
+        device: "igb",
         machine: Some(machine),
         iommu: &[],
         offers: &[],
@@ -81,6 +90,7 @@ pub const PLANS: &[Plan] = &[
     Plan {
         kernel: "small",
         topology: "two-igb",
+        device: "igb",
         machine: Some(Machine::TwoIgb),
         iommu: BOTH,
         offers: DEVICE,
@@ -88,6 +98,7 @@ pub const PLANS: &[Plan] = &[
     Plan {
         kernel: "debian",
         topology: "two-igb",
+        device: "igb",
         machine: Some(Machine::TwoIgb),
         iommu: CONTAINER,
         offers: DEVICE,
@@ -95,6 +106,7 @@ pub const PLANS: &[Plan] = &[
     Plan {
         kernel: "small",
         topology: "igb-kernel-nic",
+        device: "igb",
         machine: None,
         iommu: &["iommufd"],
         offers: &[Needs::KernelPeer],
@@ -102,13 +114,31 @@ pub const PLANS: &[Plan] = &[
     Plan {
         kernel: "debian",
         topology: "igb-kernel-nic",
+        device: "igb",
         machine: None,
         iommu: CONTAINER,
         offers: &[Needs::KernelPeer],
     },
     Plan {
         kernel: "small",
+        topology: "two-e1000e",
+        device: "e1000e",
+        machine: None,
+        iommu: BOTH,
+        offers: DEVICE,
+    },
+    Plan {
+        kernel: "debian",
+        topology: "two-e1000e",
+        device: "e1000e",
+        machine: None,
+        iommu: CONTAINER,
+        offers: DEVICE,
+    },
+    Plan {
+        kernel: "small",
         topology: "aw39",
+        device: "igb",
         machine: Some(Machine::Narrow),
         iommu: BOTH,
         offers: &[],

@@ -163,16 +163,18 @@ impl SharedGuest {
 
     /// Runs one case of the suite.
     fn case(&self, name: &str, iommu: &str) -> Result<(), Failed> {
+        let device = self.plan.device_variable();
         let line = format!(
-            "failstop bind $FAILSTOP_IGB >&2 && FAILSTOP_DEVICE=$FAILSTOP_IGB failstop-suite --exact {name}"
+            "failstop bind ${device} >&2 && FAILSTOP_DEVICE=${device} failstop-suite --exact {name}"
         );
         self.one_test(&Run::shell(line).env("FAILSTOP_IOMMU", iommu).timeout(CASE))
     }
 
     /// The main job, as a person runs it.
     fn tool_run(&self, iommu: &str) -> Result<(), Failed> {
+        let device = self.plan.device_variable();
         let line = format!(
-            "failstop bind $FAILSTOP_IGB >&2 && failstop run $FAILSTOP_IGB --seconds 2 --json --iommu {iommu}"
+            "failstop bind ${device} >&2 && failstop run ${device} --seconds 2 --json --iommu {iommu}"
         );
         let json = self.succeeds(&Run::shell(line).timeout(CASE))?;
         let report = failstop_tests::report::check_clean(&json)?;

@@ -161,7 +161,6 @@ impl Inner {
             generation,
             window,
             provider,
-            &self.config,
         )?;
         function.space.reopen();
         *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;

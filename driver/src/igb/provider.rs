@@ -15,29 +15,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use failstop_pci::clock::Clock;
-use failstop_pci::register::{ReadClear, Reg, Value};
+use failstop_pci::register::Reg;
 use failstop_pci::reset::Canary;
-use failstop_pci::window::{Doorbell, NoAnswer, Registers, StopBit, Stopped, Window};
+use failstop_pci::window::{Doorbell, NoAnswer, StopBit, Stopped, Window};
 
 use super::Part;
 use super::bits::{
-    AddressHigh, Control, EepromControl, EepromRead, GeneralInterrupt, InterruptCause, Mdi,
-    MultipleReceive, PcieControl, PoolOffload, ReceiveChecksum, ReceiveControl,
-    ReceiveQueueControl, SplitReceive, Status, Thresholds, TransmitControl, TransmitQueueControl,
-    ivar, ivar_shift,
+    Control, GeneralInterrupt, InterruptCause, MultipleReceive, PcieControl, PoolOffload,
+    ReceiveChecksum, ReceiveControl, ReceiveQueueControl, SplitReceive, Thresholds,
+    TransmitControl, TransmitQueueControl, ivar, ivar_shift,
 };
 use super::descriptors;
 use super::phy::{self, PhyControl};
 use super::registers as reg;
-use super::registers::{ADDRESS_STRIDE, QUEUE_STRIDE, TABLE_ENTRIES, WORD_STRIDE};
-use super::statistics as stat;
+use super::registers::{QUEUE_STRIDE, WORD_STRIDE};
+use crate::intel::mac::{self, FCS, Mac, POLL};
+use crate::intel::statistics;
 use crate::provider::{
     Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec,
     SoftwareReset, Statistics,
 };
 
-/// Bytes of a frame check sequence.
-const FCS: u32 = 4;
 /// The longest packet that the family takes, in bytes, frame check sequence included. §8.10
 const LONGEST_PACKET: u32 = 9728;
 /// Receive thresholds: write back at once.
@@ -52,19 +50,12 @@ const TX_THRESHOLDS: Thresholds = Thresholds {
     host: 1,
     write_back: 0,
 };
-/// After CTRL.RST nothing is accessed for so long. §4.2.1.6.1
-const RESET_SETTLE: Duration = Duration::from_millis(1);
-/// How long the NVM may take to load after a reset; Linux gives it 10 ms.
-const AUTO_READ: Duration = Duration::from_millis(50);
-/// How long an MDIC or NVM command may take.
-const COMMAND: Duration = Duration::from_millis(100);
 /// How long a queue may take to start or stop. Linux and DPDK give siblings 10 ms.
 const QUEUE: Duration = Duration::from_millis(100);
 /// How long a transmit queue may take to send what was posted.
 const DRAIN: Duration = Duration::from_millis(200);
 /// How long writes that were under way may take to land.
 const SETTLE: Duration = Duration::from_micros(100);
-const POLL: Duration = Duration::from_micros(20);
 /// How long a PHY that loops back may take to raise the link.
 const LOOPBACK_LINK: Duration = Duration::from_millis(200);
 /// How long autonegotiation may take.
@@ -74,9 +65,8 @@ const AUTONEG: Duration = Duration::from_millis(1500);
 #[derive(Debug)]
 pub(crate) struct Igb {
     part: Part,
-    registers: Registers,
-    clock: Arc<dyn Clock>,
-    mac: MacAddress,
+    mac: Mac,
+    address: MacAddress,
     longest_packet: u32,
     counted: Statistics,
 }
@@ -85,154 +75,54 @@ impl Igb {
     pub(crate) fn new(part: Part, window: Arc<Window>, clock: Arc<dyn Clock>) -> Self {
         Self {
             part,
-            registers: Registers::new(window),
-            clock,
-            mac: MacAddress::default(),
+            mac: Mac::new(window, clock),
+            address: MacAddress::default(),
             longest_packet: 0,
             counted: Statistics::default(),
         }
     }
 
-    fn device(&self) -> String {
-        self.registers.device_name().to_owned()
-    }
-
-    fn init_failed(&self, step: &'static str) -> impl FnOnce(NoAnswer) -> ProviderError {
-        let device = self.device();
-        move |source| ProviderError::Init {
-            device,
-            step,
-            source,
-        }
-    }
-
-    /// A living function of the family reads neither all-ones nor all-zero in STATUS after a reset.
-    fn check_alive(&self) -> Result<(), ProviderError> {
-        let value = self.registers.read(reg::STATUS).bits();
-        match value {
-            0 | u32::MAX => Err(ProviderError::Gone {
-                device: self.device(),
-                register: "STATUS",
-                value,
-            }),
-            _ => Ok(()),
-        }
-    }
-
     fn mask_interrupts(&mut self) {
-        self.registers.write(reg::IMC, InterruptCause::all());
-        self.registers.write(reg::EIMC, u32::MAX);
-        self.registers.take(reg::ICR);
+        self.mac.registers.write(reg::IMC, InterruptCause::all());
+        self.mac.registers.write(reg::EIMC, u32::MAX);
+        self.mac.registers.take(reg::ICR);
     }
 
     /// The family's own reset, from a device in use to one at rest.
     fn reset(&mut self) -> Result<(), ProviderError> {
         self.mask_interrupts();
-        software_reset(&self.registers, &*self.clock)
-            .map_err(self.init_failed("loading the NVM after a reset"))?;
+        software_reset(&self.mac.registers, &*self.mac.clock)
+            .map_err(self.mac.init_failed("loading the NVM after a reset"))?;
         self.mask_interrupts();
-        self.registers
+        self.mac
+            .registers
             .update(reg::GCR, |gcr| gcr - PcieControl::COMPLETION_TIMEOUT_RESEND);
         Ok(())
-    }
-
-    /// The station address: loaded into the first receive address by reset, or in the NVM's first
-    /// three words.
-    fn load_mac(&mut self) -> Result<(), ProviderError> {
-        let low = self.registers.read(reg::RAL).to_le_bytes();
-        let high = self.registers.read(reg::RAH).bits().to_le_bytes();
-        let mut mac = MacAddress([low[0], low[1], low[2], low[3], high[0], high[1]]);
-        if !mac.is_station() {
-            for word in 0..3 {
-                self.registers.write(reg::EERD, EepromRead::of(word));
-                let read = self
-                    .registers
-                    .wait(&*self.clock, reg::EERD, COMMAND, POLL, |r: EepromRead| {
-                        r.contains(EepromRead::DONE)
-                    })
-                    .map_err(self.init_failed("reading the NVM"))?;
-                let at = usize::from(word) * 2;
-                mac.0[at..at + 2].copy_from_slice(&read.data().to_le_bytes());
-            }
-        }
-        if !mac.is_station() {
-            return Err(ProviderError::NoAddress {
-                device: self.device(),
-                mac,
-            });
-        }
-        self.mac = mac;
-        Ok(())
-    }
-
-    /// Writes a PHY register. §8.2.4
-    fn write_phy(&self, register: u32, value: u16) -> Result<(), ProviderError> {
-        self.registers.write(reg::MDIC, Mdi::write(register, value));
-        self.registers
-            .wait(&*self.clock, reg::MDIC, COMMAND, POLL, |mdic: Mdi| {
-                mdic.contains(Mdi::READY)
-            })
-            .map(drop)
-            .map_err(self.init_failed("writing a PHY register"))
     }
 
     /// Lets PHY and MAC find the link; with `loopback`, makes the PHY the other end (§3.5.6.3.1:
     /// MAC loopback is not used on this family).
     fn start_link(&mut self, loopback: bool) -> Result<(), ProviderError> {
-        self.registers.update(reg::CTRL, |ctrl| {
+        self.mac.registers.update(reg::CTRL, |ctrl| {
             (ctrl | Control::SLU) - Control::FRCSPD - Control::FRCDPLX - Control::RST
         });
         let restart = PhyControl::AUTONEG | PhyControl::RESTART_AUTONEG;
         if !loopback {
-            return self.write_phy(phy::CONTROL, restart.bits());
+            return self.mac.write_phy(phy::CONTROL, restart.bits());
         }
-        if self.force_loopback(LOOPBACK_LINK).is_err() {
+        if self.mac.force_loopback(LOOPBACK_LINK).is_err() {
             // Some models raise the link by autonegotiation only; silicon without a cable never does.
-            self.write_phy(phy::CONTROL, restart.bits())?;
+            self.mac.write_phy(phy::CONTROL, restart.bits())?;
             self.wait_link(AUTONEG);
-            self.force_loopback(AUTONEG)?;
+            self.mac.force_loopback(AUTONEG)?;
         }
         Ok(())
     }
 
-    /// The PHY as the other end of the link, at a forced speed; waits until the link is up.
-    fn force_loopback(&self, deadline: Duration) -> Result<(), ProviderError> {
-        let forced = PhyControl::LOOPBACK | PhyControl::SPEED_1000 | PhyControl::FULL_DUPLEX;
-        self.write_phy(phy::CONTROL, forced.bits())?;
-        self.registers.update(reg::CTRL, |ctrl| {
-            let cleared = ctrl - Control::SPEED_100 - Control::SPEED_1000;
-            cleared
-                | Control::FRCSPD
-                | Control::FRCDPLX
-                | Control::SPEED_1000
-                | Control::FD
-                | Control::SLU
-        });
-        let up = |status: Status| status.contains(Status::LU);
-        self.registers
-            .wait(
-                &*self.clock,
-                reg::STATUS,
-                deadline,
-                Duration::from_millis(1),
-                up,
-            )
-            .map(drop)
-            .map_err(self.init_failed("raising the link in PHY loopback"))
-    }
-
     fn set_filters(&mut self, config: &Config) {
-        let registers = &self.registers;
-        let [a, b, c, d, _, _] = self.mac.0;
-        registers.write(reg::RAL, u32::from_le_bytes([a, b, c, d]));
-        registers.write(reg::RAH, AddressHigh::of(self.mac.0));
-        for entry in 1..self.part.receive_addresses().min(16) {
-            registers.write(reg::RAH.of(entry, ADDRESS_STRIDE), AddressHigh::empty());
-            registers.write(reg::RAL.of(entry, ADDRESS_STRIDE), 0);
-        }
-        for entry in 0..TABLE_ENTRIES {
-            registers.write(reg::MTA.of(entry, WORD_STRIDE), 0);
-        }
+        let registers = &self.mac.registers;
+        self.mac
+            .set_address(self.address, self.part.receive_addresses().min(16));
         registers.write(reg::MRQC, MultipleReceive::empty());
         registers.write(
             reg::RXCSUM,
@@ -263,21 +153,7 @@ fn software_reset(window: &Window, clock: &dyn Clock) -> Result<(), NoAnswer> {
     window.write(reg::TCTL, TransmitControl::PSP);
     // A read that gets no answer must not be sent again for ever.
     window.update(reg::GCR, |gcr| gcr - PcieControl::COMPLETION_TIMEOUT_RESEND);
-    window.update(reg::CTRL, |ctrl| ctrl | Control::RST);
-    clock.sleep(RESET_SETTLE);
-    let loaded = |eecd: EepromControl| eecd.contains(EepromControl::AUTO_RD);
-    match window.wait(clock, reg::EECD, AUTO_READ, RESET_SETTLE, loaded) {
-        Err(slow @ NoAnswer::TimedOut { .. }) => {
-            // A part without an NVM never says so, nor does every model; whether what the NVM holds
-            // arrived shows in the station address.
-            log::info!(
-                "{}: the NVM did not report loading: {slow}",
-                window.device_name()
-            );
-            Ok(())
-        }
-        other => other.map(drop),
-    }
+    mac::software_reset(window, clock)
 }
 
 impl Provider for Igb {
@@ -308,17 +184,17 @@ impl Provider for Igb {
         let limits = self.limits();
         if !(60..=limits.longest_frame).contains(&config.longest_frame) {
             return Err(ProviderError::OutOfRange {
-                device: self.device(),
+                device: self.mac.device(),
                 what: "the longest frame",
                 value: config.longest_frame.into(),
                 least: 60,
                 most: limits.longest_frame.into(),
             });
         }
-        self.check_alive()?;
+        self.mac.check_alive()?;
         self.reset()?;
-        self.check_alive()?;
-        self.load_mac()?;
+        self.mac.check_alive()?;
+        self.address = self.mac.load_address()?;
         self.start_link(config.loopback)?;
         self.set_filters(config);
         self.statistics();
@@ -327,56 +203,42 @@ impl Provider for Igb {
             | ReceiveControl::LPE
             | ReceiveControl::BAM
             | ReceiveControl::SECRC;
-        self.registers.write(reg::RCTL, receive);
+        self.mac.registers.write(reg::RCTL, receive);
         self.set_promiscuous(config.promiscuous);
         // Collision threshold 15, as the datasheet recommends. §8.12.1
         let threshold = TransmitControl::from_bits_retain(15 << 4);
         let transmit = TransmitControl::TXEN | TransmitControl::PSP | TransmitControl::RTLC;
-        self.registers.write(reg::TCTL, transmit | threshold);
+        self.mac.registers.write(reg::TCTL, transmit | threshold);
         Ok(())
     }
 
+    fn longest_received(&self) -> u32 {
+        self.longest_packet.saturating_sub(FCS)
+    }
+
     fn mac(&self) -> MacAddress {
-        self.mac
+        self.address
     }
 
     fn link(&mut self) -> Link {
-        let status = self.registers.read(reg::STATUS);
-        let up = status.contains(Status::LU) && status.bits() != u32::MAX;
-        let speed = match (
-            status.contains(Status::SPEED_1000),
-            status.contains(Status::SPEED_100),
-        ) {
-            (true, _) => 1000,
-            (false, true) => 100,
-            (false, false) => 10,
-        };
-        Link {
-            up,
-            speed,
-            full_duplex: status.contains(Status::FD),
-        }
+        self.mac.link()
     }
 
     fn wait_link(&mut self, deadline: Duration) -> Link {
-        let up = |status: Status| status.contains(Status::LU);
-        let interval = Duration::from_millis(1);
-        // Down at the deadline is an answer, which the reading below gives.
-        let _ = self
-            .registers
-            .wait(&*self.clock, reg::STATUS, deadline, interval, up);
-        self.link()
+        self.mac.wait_link(deadline)
     }
 
     fn set_promiscuous(&mut self, on: bool) {
         let both = ReceiveControl::UPE | ReceiveControl::MPE;
-        self.registers
+        self.mac
+            .registers
             .update(reg::RCTL, |rctl| if on { rctl | both } else { rctl - both });
     }
 
     fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
         let split = SplitReceive::one_buffer(ring.buffer) | SplitReceive::DROP_EN;
-        self.registers
+        self.mac
+            .registers
             .write(reg::SRRCTL.of(queue, QUEUE_STRIDE), split);
         self.start_queue(&RECEIVE, queue, ring)
     }
@@ -391,13 +253,11 @@ impl Provider for Igb {
 
     fn stop_tx(&mut self, queue: u32) -> Result<Stopped, NotStopped> {
         let head = reg::TDH.of(queue, QUEUE_STRIDE);
-        let tail = self.registers.read(reg::TDT.of(queue, QUEUE_STRIDE));
+        let tail = self.mac.registers.read(reg::TDT.of(queue, QUEUE_STRIDE));
         let drained = |head: u32| head == tail;
         // With the link down nothing drains; what was not sent is flushed then, so that the result
         // of the wait is not needed. A function that is gone shows in the reading below.
-        let _ = self
-            .registers
-            .wait(&*self.clock, head, DRAIN, POLL, drained);
+        let _ = self.mac.wait(head, DRAIN, POLL, drained);
         Ok(self.stop_queue(&TRANSMIT, queue)?)
     }
 
@@ -410,32 +270,13 @@ impl Provider for Igb {
     }
 
     fn statistics(&mut self) -> Statistics {
-        let mut take = |register: ReadClear<u32>| match self.registers.take(register) {
-            // A device that is gone counted nothing.
-            u32::MAX => 0,
-            count => u64::from(count),
-        };
-        let now = Statistics {
-            rx_frames: take(stat::GPRC),
-            rx_bytes: take(stat::GORCL) | take(stat::GORCH) << 32,
-            tx_frames: take(stat::GPTC),
-            tx_bytes: take(stat::GOTCL) | take(stat::GOTCH) << 32,
-            rx_missed: take(stat::MPC),
-            rx_no_buffer: take(stat::RNBC),
-            rx_crc_errors: take(stat::CRCERRS),
-            rx_length_errors: take(stat::RLEC)
-                + take(stat::RUC)
-                + take(stat::ROC)
-                + take(stat::RFC)
-                + take(stat::RJC),
-            rx_pause: take(stat::XOFFRXC) + take(stat::XONRXC),
-        };
+        let now = statistics::count(&mut self.mac.registers);
         self.counted = self.counted + now;
         self.counted
     }
 
     fn route_rx_interrupt(&mut self, queue: u32, vector: u32) -> Option<(Doorbell, u32)> {
-        let registers = &self.registers;
+        let registers = &self.mac.registers;
         let gpie = GeneralInterrupt::NSICR
             | GeneralInterrupt::MULTIPLE_MSIX
             | GeneralInterrupt::EIAME
@@ -457,8 +298,8 @@ impl Provider for Igb {
 
     fn quiesce(&mut self) {
         self.mask_interrupts();
-        self.registers.write(reg::RCTL, ReceiveControl::empty());
-        self.registers.write(reg::TCTL, TransmitControl::PSP);
+        self.mac.registers.write(reg::RCTL, ReceiveControl::empty());
+        self.mac.registers.write(reg::TCTL, TransmitControl::PSP);
     }
 }
 
@@ -508,7 +349,7 @@ impl Igb {
         queue: u32,
         ring: &RingSpec,
     ) -> Result<Doorbell, ProviderError> {
-        let registers = &self.registers;
+        let registers = &self.mac.registers;
         let of = |register: Reg| register.of(queue, QUEUE_STRIDE);
         registers.write(of(row.control), 0);
         registers.write(of(row.base_low), ring.iova.0 as u32);
@@ -518,14 +359,14 @@ impl Igb {
         registers.write(of(row.tail), 0);
         registers.write(of(row.control), row.thresholds.bits() | row.enable);
         let failed = |source| ProviderError::Queue {
-            device: self.device(),
+            device: self.mac.device(),
             queue: row.name,
             number: queue,
             source,
         };
         let enabled = |control: u32| control & row.enable != 0;
-        registers
-            .wait(&*self.clock, of(row.control), QUEUE, POLL, enabled)
+        self.mac
+            .wait(of(row.control), QUEUE, POLL, enabled)
             .map_err(failed)?;
         let outside = NoAnswer::Gone {
             register: of(row.tail).offset(),
@@ -538,7 +379,7 @@ impl Igb {
     /// Clears ENABLE and waits for the reading that says that the queue stopped.
     fn stop_queue(&self, row: &Row, queue: u32) -> Result<Stopped, NoAnswer> {
         let control = row.control.of(queue, QUEUE_STRIDE);
-        self.registers.write(control, row.thresholds.bits());
+        self.mac.registers.write(control, row.thresholds.bits());
         let stop = StopBit {
             register: control.offset(),
             stop: NonZeroU32::new(row.enable).unwrap_or(NonZeroU32::MAX),
@@ -547,6 +388,6 @@ impl Igb {
             interval: POLL,
             settle: SETTLE,
         };
-        self.registers.wait_stopped(&*self.clock, &stop)
+        self.mac.registers.wait_stopped(&*self.mac.clock, &stop)
     }
 }

@@ -4,6 +4,7 @@
 //! it is, is one comparison per burst.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use failstop_dma::frame::Frame;
 use failstop_dma::ring::ExchangeRing;
@@ -15,13 +16,50 @@ use failstop_queues::transmit::Tx;
 
 use crate::e1000e::format::{Extended, Legacy};
 use crate::igb::format::Advanced;
+use crate::life::Life;
 use crate::provider::Formats;
+
+/// What a provider says of its rings: [`Provider::formats`](crate::provider::Provider::formats) and
+/// [`Provider::restarts`](crate::provider::Provider::restarts).
+pub(super) type Layout = (Formats, Option<Arc<AtomicU32>>);
+
+/// What the device's rings are.
+pub(super) fn layout(life: &Life) -> Layout {
+    let provider = life.provider();
+    (provider.formats(), provider.restarts())
+}
+
+/// Whether the device was reset under a queue since that last rang (`Provider::restarts`).
+#[derive(Debug)]
+pub(super) struct Restarts {
+    count: Arc<AtomicU32>,
+    seen: AtomicU32,
+}
+
+impl Restarts {
+    fn new(count: Option<Arc<AtomicU32>>) -> Self {
+        let count = count.unwrap_or_default();
+        let seen = AtomicU32::new(count.load(Ordering::Acquire));
+        Self { count, seen }
+    }
+
+    /// True once after each such reset. Two loads and a comparison when there was none.
+    #[inline(always)]
+    fn is_due(&self) -> bool {
+        let now = self.count.load(Ordering::Acquire);
+        let due = now != self.seen.load(Ordering::Relaxed);
+        if due {
+            self.seen.store(now, Ordering::Relaxed);
+        }
+        due
+    }
+}
 
 /// A receive ring.
 #[derive(Debug)]
 pub(super) enum RxRing {
     Advanced(Rx<Advanced>),
-    Extended(Rx<Extended>),
+    Extended(Rx<Extended>, Restarts),
 }
 
 /// Does the same with a receive ring of either format.
@@ -29,7 +67,7 @@ macro_rules! each_rx {
     ($ring:expr, $rx:ident => $act:expr) => {
         match $ring {
             RxRing::Advanced($rx) => $act,
-            RxRing::Extended($rx) => $act,
+            RxRing::Extended($rx, _) => $act,
         }
     };
 }
@@ -37,7 +75,7 @@ macro_rules! each_rx {
 impl RxRing {
     /// As [`Rx::new`].
     pub(super) fn new(
-        formats: Formats,
+        (formats, restarts): Layout,
         ring: ExchangeRing,
         buffer: u32,
         tail: Doorbell,
@@ -45,7 +83,10 @@ impl RxRing {
     ) -> Self {
         match formats {
             Formats::Advanced => Self::Advanced(Rx::new(ring, buffer, tail, lifecycle)),
-            Formats::Extended => Self::Extended(Rx::new(ring, buffer, tail, lifecycle)),
+            Formats::Extended => Self::Extended(
+                Rx::new(ring, buffer, tail, lifecycle),
+                Restarts::new(restarts),
+            ),
         }
     }
 
@@ -57,11 +98,23 @@ impl RxRing {
     /// As [`Rx::burst`].
     #[inline]
     pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
+        self.catch_up();
         each_rx!(self, rx => rx.burst(frames))
+    }
+
+    /// Rings again where the device was reset meanwhile.
+    #[inline(always)]
+    fn catch_up(&self) {
+        if let Self::Extended(rx, restarts) = self
+            && restarts.is_due()
+        {
+            rx.ring_again();
+        }
     }
 
     /// As [`Rx::is_ready`].
     pub(super) fn is_ready(&self) -> bool {
+        self.catch_up();
         each_rx!(self, rx => rx.is_ready())
     }
 
@@ -96,7 +149,7 @@ impl RxRing {
 #[derive(Debug)]
 pub(super) enum TxRing {
     Advanced(Tx<Advanced>),
-    Legacy(Tx<Legacy>),
+    Legacy(Tx<Legacy>, Restarts),
 }
 
 /// Does the same with a transmit ring of either format.
@@ -104,7 +157,7 @@ macro_rules! each_tx {
     ($ring:expr, $tx:ident => $act:expr) => {
         match $ring {
             TxRing::Advanced($tx) => $act,
-            TxRing::Legacy($tx) => $act,
+            TxRing::Legacy($tx, _) => $act,
         }
     };
 }
@@ -112,7 +165,7 @@ macro_rules! each_tx {
 impl TxRing {
     /// As [`Tx::new`].
     pub(super) fn new(
-        formats: Formats,
+        (formats, restarts): Layout,
         ring: ExchangeRing,
         longest: u32,
         bell: Doorbell,
@@ -120,18 +173,33 @@ impl TxRing {
     ) -> Self {
         match formats {
             Formats::Advanced => Self::Advanced(Tx::new(ring, longest, bell, lifecycle)),
-            Formats::Extended => Self::Legacy(Tx::new(ring, longest, bell, lifecycle)),
+            Formats::Extended => Self::Legacy(
+                Tx::new(ring, longest, bell, lifecycle),
+                Restarts::new(restarts),
+            ),
         }
     }
 
     /// As [`Tx::burst`].
     #[inline]
     pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
+        self.catch_up();
         each_tx!(self, tx => tx.burst(frames))
+    }
+
+    /// Rings again where the device was reset meanwhile.
+    #[inline(always)]
+    fn catch_up(&self) {
+        if let Self::Legacy(tx, restarts) = self
+            && restarts.is_due()
+        {
+            tx.ring_again();
+        }
     }
 
     /// As [`Tx::reap`].
     pub(super) fn reap(&mut self) {
+        self.catch_up();
         each_tx!(self, tx => tx.reap());
     }
 

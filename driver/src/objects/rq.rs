@@ -13,7 +13,7 @@ use failstop_queues::completions::Completions;
 use super::CreateError;
 use super::pd::Pd;
 use super::queue::{Place, Prepared, QueueInit, RX_LEAST};
-use super::rings::RxRing;
+use super::rings::{RxRing, layout};
 use crate::life::{Life, Way};
 use crate::owned::{Object, Owned, Refusal, Release};
 
@@ -50,8 +50,8 @@ impl Owned<Pd> {
                 return Err(error.into());
             }
         };
-        let formats = life.provider().formats();
-        let rx = RxRing::new(formats, ring, spec.buffer, bell, life.lifecycle().clone());
+        let layout = layout(&life);
+        let rx = RxRing::new(layout, ring, spec.buffer, bell, life.lifecycle().clone());
         // One vector wakes one sleeper: with two, each would take what woke the other.
         let event = life.interrupts().vector(0).filter(|_| place.number == 0);
         let sleep = event.and_then(|event| {

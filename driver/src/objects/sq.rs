@@ -9,7 +9,7 @@ use failstop_queues::completions::Completions;
 use super::CreateError;
 use super::pd::Pd;
 use super::queue::{Place, Prepared, QueueInit, TX_LEAST};
-use super::rings::TxRing;
+use super::rings::{TxRing, layout};
 use crate::life::{Life, Way};
 use crate::owned::{Object, Owned, Refusal, Release};
 
@@ -38,8 +38,8 @@ impl Owned<Pd> {
                 return Err(error.into());
             }
         };
-        let formats = life.provider().formats();
-        let tx = TxRing::new(formats, ring, longest, bell, life.lifecycle().clone());
+        let layout = layout(&life);
+        let tx = TxRing::new(layout, ring, longest, bell, life.lifecycle().clone());
         let queue = Owned::new(Sq {
             tx: Some(tx),
             place,

@@ -1,12 +1,38 @@
 //! The statistics block: 64 registers from 0x4000 on, and a few host counters behind them. Every
 //! one is cleared by a read and sticks at all-ones instead of wrapping. §8.18
 //!
-//! Offsets that the datasheet reserves are left out.
+//! Sections are the 82576 datasheet's, and offsets that it reserves are left out. What is read by
+//! [`count`] the 82574 counts at the same offsets (its §10.2.7).
+
+use failstop_pci::register::ReadClear;
+use failstop_pci::window::Registers;
+
+use crate::provider::Statistics;
 
 /// Where the block starts, in bytes from the start of BAR 0.
 pub const START: u32 = 0x4000;
 /// Registers of the block, reserved ones included; all are read-to-clear.
 pub const COUNT: u32 = 64;
+
+/// What was counted since the last reading.
+pub(crate) fn count(registers: &mut Registers) -> Statistics {
+    let mut take = |register: ReadClear<u32>| match registers.take(register) {
+        // A device that is gone counted nothing.
+        u32::MAX => 0,
+        count => u64::from(count),
+    };
+    Statistics {
+        rx_frames: take(GPRC),
+        rx_bytes: take(GORCL) | take(GORCH) << 32,
+        tx_frames: take(GPTC),
+        tx_bytes: take(GOTCL) | take(GOTCH) << 32,
+        rx_missed: take(MPC),
+        rx_no_buffer: take(RNBC),
+        rx_crc_errors: take(CRCERRS),
+        rx_length_errors: take(RLEC) + take(RUC) + take(ROC) + take(RFC) + take(RJC),
+        rx_pause: take(XOFFRXC) + take(XONRXC),
+    }
+}
 
 failstop_pci::registers! {
     /// Every statistics register.
