@@ -3,7 +3,7 @@
 //! Configuration accesses are exempt from generations ([`Transport::expire`]): the ladder must
 //! reach the command register of a function whose life is over (R4.2).
 
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use bitflags::bitflags;
 use thiserror::Error;
@@ -351,6 +351,7 @@ pub enum CommandError {
 #[must_use]
 pub struct BusMasterOff {
     device: DeviceId,
+    masterings: u64,
 }
 
 impl BusMasterOff {
@@ -358,6 +359,11 @@ impl BusMasterOff {
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.device
+    }
+
+    /// How often bus mastering had been turned on before.
+    pub(crate) fn masterings(&self) -> u64 {
+        self.masterings
     }
 }
 
@@ -369,8 +375,10 @@ impl BusMasterOff {
 pub struct CommandRegister {
     device: DeviceId,
     known: AtomicU16,
-    /// Bus mastering may have been on since the last proven reset.
-    mastered: AtomicBool,
+    /// How often bus mastering was turned on; once more if it was on when the function was opened.
+    masterings: AtomicU64,
+    /// How many of them ended in a proven reset.
+    ended: AtomicU64,
 }
 
 impl CommandRegister {
@@ -396,7 +404,8 @@ impl CommandRegister {
         Self {
             device,
             known: AtomicU16::new(known.bits()),
-            mastered: AtomicBool::new(platform.contains(Command::BUS_MASTER)),
+            masterings: AtomicU64::new(platform.contains(Command::BUS_MASTER).into()),
+            ended: AtomicU64::new(0),
         }
     }
 
@@ -416,12 +425,17 @@ impl CommandRegister {
     /// proven reset.
     #[must_use]
     pub fn was_master(&self) -> bool {
-        self.mastered.load(Ordering::Acquire)
+        self.ended.load(Ordering::Acquire) != self.masterings()
     }
 
-    /// The function was reset, provably, with bus mastering off.
-    pub(crate) fn forget_mastering(&self) {
-        self.mastered.store(false, Ordering::Release);
+    /// How often bus mastering was turned on.
+    pub(crate) fn masterings(&self) -> u64 {
+        self.masterings.load(Ordering::Acquire)
+    }
+
+    /// The function was reset, provably, after bus mastering had been turned on so often.
+    pub(crate) fn forget_masterings(&self, masterings: u64) {
+        self.ended.fetch_max(masterings, Ordering::AcqRel);
     }
 
     /// Turns memory decoding on, leaving bus mastering off, and reads it back.
@@ -450,9 +464,12 @@ impl CommandRegister {
     /// [`CommandError`]; the function may then still issue DMA. `NoAnswer` is a verdict of the
     /// moment: try again until the deadline, and again at the end of the ladder.
     pub fn bus_master_off(&self, config: &ConfigSpace<'_>) -> Result<BusMasterOff, CommandError> {
+        // Before the write: what is turned on meanwhile is not covered.
+        let masterings = self.masterings();
         self.write_known(config, false)?;
         Ok(BusMasterOff {
             device: config.device(),
+            masterings,
         })
     }
 
@@ -465,7 +482,7 @@ impl CommandRegister {
         let bit = Command::BUS_MASTER.bits();
         if bus_master {
             // Before the write: whatever comes of it, it may have taken.
-            self.mastered.store(true, Ordering::Release);
+            self.masterings.fetch_add(1, Ordering::AcqRel);
         }
         let word = if bus_master {
             self.known.fetch_or(bit, Ordering::AcqRel) | bit

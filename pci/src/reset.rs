@@ -12,7 +12,6 @@ use thiserror::Error;
 use crate::capabilities::{DeviceStatus, PowerManagement, PowerState, id};
 use crate::config::{BusMasterOff, Command, CommandError, CommandRegister, ConfigSpace};
 use crate::id::{DeviceId, Generation};
-use crate::register::Reg;
 use crate::transport::{AccessError, ResetFailed, ResetMethod, Transport};
 use crate::window::{NoAnswer, Window};
 
@@ -49,7 +48,7 @@ impl Canary {
         let register = self.register;
         let before = self.read(window)?;
         let written = before & !self.mask | value & self.mask;
-        window.write(Reg::<u32>::at(register & !3), written);
+        window.tell(register & !3, written);
         let value = self.read(window)?;
         if (value ^ written) & self.mask != 0 {
             return Err(NoAnswer::NotTaken {
@@ -61,9 +60,11 @@ impl Canary {
         Ok(())
     }
 
-    /// The register as the function answers it.
+    /// The register as the function answers it: by a message, which a server must answer itself
+    /// [R1], and which fails where a mapped register of a function that does not decode raises
+    /// SIGBUS, so that the guard would replace the window for good.
     fn read(&self, window: &Window) -> Result<u32, NoAnswer> {
-        let (register, value) = (self.register, window.answer(self.register & !3));
+        let (register, value) = (self.register, window.ask(self.register & !3));
         // A register whose bits all count and are ones would look like a function that is gone.
         if value == u32::MAX {
             return Err(NoAnswer::Gone { register, value });
@@ -78,6 +79,8 @@ impl Canary {
 pub struct Issued {
     device: DeviceId,
     method: ResetMethod,
+    /// How often bus mastering had been turned on when it was seen to be off.
+    masterings: u64,
 }
 
 impl Issued {
@@ -104,6 +107,7 @@ pub fn issue(
     Ok(Issued {
         device: transport.id(),
         method,
+        masterings: off.masterings(),
     })
 }
 
@@ -125,6 +129,7 @@ where
     Ok(Issued {
         device: transport.id(),
         method: ResetMethod::Software,
+        masterings: off.masterings(),
     })
 }
 
@@ -158,6 +163,13 @@ pub enum NotProven {
         device: String,
         /// The command register.
         read: u16,
+    },
+    /// Bus mastering was turned on after it had been seen to be off for this reset: the reading is
+    /// of another time.
+    #[error("{device}: bus mastering was turned on again around the reset")]
+    MasteredSince {
+        /// The function's name.
+        device: String,
     },
     /// The function is not in D0.
     #[error("{device}: in {state:?} after the reset, not in D0: its registers do not answer")]
@@ -272,6 +284,9 @@ pub fn verify(
     if all.iter().any(|id| *id != issued.device) {
         return Err(NotProven::Foreign { device: device() });
     }
+    if command.masterings() != issued.masterings {
+        return Err(NotProven::MasteredSince { device: device() });
+    }
     let register = canary.register;
     if (canary.planted ^ canary.reset) & canary.mask == 0 {
         return Err(NotProven::Useless {
@@ -330,7 +345,7 @@ pub fn verify(
     // one that answers takes a value, and gives it back.
     canary.put(window, canary.planted).map_err(silent)?;
     canary.put(window, canary.reset).map_err(silent)?;
-    command.forget_mastering();
+    command.forget_masterings(issued.masterings);
     Ok(FunctionStopped {
         device: issued.device,
         generation,

@@ -215,6 +215,15 @@ impl FakeFunction {
         Ok(nix::unistd::ftruncate(&self.bar, 0)?)
     }
 
+    /// Ends [`FakeFunction::turn_decoding_off`], with registers of zeros.
+    ///
+    /// # Errors
+    ///
+    /// When the memory file cannot be extended.
+    pub fn turn_decoding_on(&self) -> io::Result<()> {
+        Ok(nix::unistd::ftruncate(&self.bar, BAR_SIZE.cast_signed())?)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -145,16 +145,22 @@ impl Window {
         let offset = register.offset();
         if let Some(cell) = self.cell(offset) {
             cell.write(value.bits());
-        } else if self.reaches(offset) {
-            let bits = value.bits().to_le_bytes();
-            if let Err(error) = self.transport.write(
+        } else {
+            self.tell(offset, value.bits());
+        }
+    }
+
+    /// Writes a register by a message.
+    pub(crate) fn tell(&self, offset: u32, value: u32) {
+        if self.reaches(offset)
+            && let Err(error) = self.transport.write(
                 self.generation,
                 RegionIndex::Bar(self.bar),
                 offset.into(),
-                &bits,
-            ) {
-                log::debug!("{error}");
-            }
+                &value.to_le_bytes(),
+            )
+        {
+            log::debug!("{error}");
         }
     }
 
@@ -175,7 +181,7 @@ impl Window {
     ///
     /// All-ones from a window that was replaced: its private pages keep what is stored in them, so
     /// that what the driver wrote just now would read as an answer.
-    pub(crate) fn answer(&self, offset: u32) -> u32 {
+    fn answer(&self, offset: u32) -> u32 {
         let value = if self.transport.kind() == Kind::VfioUser {
             self.ask(offset)
         } else {
@@ -188,7 +194,7 @@ impl Window {
     }
 
     /// Reads a register by a message.
-    fn ask(&self, offset: u32) -> u32 {
+    pub(crate) fn ask(&self, offset: u32) -> u32 {
         let mut bits = [0xff; 4];
         if !self.reaches(offset) {
             return u32::MAX;

@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::register::Reg;
 use crate::testing::{BAR_SIZE, FakeFunction, Happened, Reading, ResetScript, limits_39_bits};
 use crate::transport::Kind;
 
@@ -90,6 +91,33 @@ fn bus_mastering_is_off_before_the_reset() {
     let reset = Happened::Reset(ResetMethod::Flr);
     let at = log.iter().position(|entry| *entry == reset).unwrap();
     assert_eq!(log[at - 1], Happened::Command(0x0402));
+}
+
+#[test]
+fn bus_mastering_that_was_on_since_is_not_covered() {
+    let life = Life::new();
+    // A hand that was left behind comes back in the next life.
+    let issued = life.issue();
+    life.command.bus_master_on(&life.config()).unwrap();
+    assert!(matches!(
+        life.verify(issued),
+        Err(NotProven::MasteredSince { .. })
+    ));
+    assert!(life.function.is_master(), "the check turned it off");
+    // Nor does a witness of that time prove anything now.
+    let _off = life.command.bus_master_off(&life.config()).unwrap();
+    assert!(matches!(life.reset(), Err(NotProven::MasteredSince { .. })));
+    assert!(life.command.was_master());
+}
+
+#[test]
+fn c14_a_window_that_the_guard_replaced_can_still_prove() {
+    let life = Life::new();
+    life.function.turn_decoding_off().unwrap();
+    assert_eq!(life.window.read(Reg::<u32>::at(CANARY.register)), u32::MAX);
+    life.function.turn_decoding_on().unwrap();
+    assert!(life.window.is_detached());
+    let _stopped = life.reset().unwrap();
 }
 
 #[test]
