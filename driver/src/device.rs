@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -235,6 +236,8 @@ impl Device {
             interrupts: Interrupts::route(transport.clone(), VECTORS)?,
             clock,
             pending,
+            resetting: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
             canary,
             software_reset: provider.software_reset(),
             deadlines: options.deadlines,

@@ -104,6 +104,10 @@ pub(crate) struct Function {
     pub(crate) interrupts: Interrupts,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) pending: Option<Pending>,
+    /// A reset call has not returned: no second one is made (R4).
+    pub(crate) resetting: AtomicBool,
+    /// It was taken out of its address space: nothing that is mapped there is reached any more.
+    pub(crate) detached: AtomicBool,
     pub(crate) canary: Canary,
     pub(crate) software_reset: SoftwareReset,
     pub(crate) deadlines: Deadlines,
@@ -131,7 +135,10 @@ impl Function {
         method: ResetMethod,
         generation: Generation,
     ) -> Result<FunctionStopped, Unreset> {
-        let issued = reset::issue(&*self.transport, off, method).map_err(|error| Unreset {
+        let outstanding = Outstanding::new(&self.resetting);
+        let issued = reset::issue(&*self.transport, off, method);
+        drop(outstanding);
+        let issued = issued.map_err(|error| Unreset {
             again: error.is_busy(),
             why: error.to_string(),
         })?;
@@ -151,6 +158,22 @@ impl Function {
             generation,
         )
         .map_err(|why| format!("returned success and is not believed: {why}"))
+    }
+}
+
+/// A reset call that was made; dropped when it returned.
+struct Outstanding<'a>(&'a AtomicBool);
+
+impl<'a> Outstanding<'a> {
+    fn new(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Release);
+        Self(flag)
+    }
+}
+
+impl Drop for Outstanding<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -191,6 +214,7 @@ impl Ladder {
                 Some((awake, master_off_first(&function), awake.elapsed()))
             })
         };
+        let lifecycle = life.lifecycle.clone();
         let report = Arc::new(Mutex::new(None));
         let filed = report.clone();
         let run = move || {
@@ -225,7 +249,13 @@ impl Ladder {
                 });
             }
         };
-        let thread = thread::Builder::new().name(name("ladder")).spawn(run)?;
+        let thread = thread::Builder::new()
+            .name(name("ladder"))
+            .spawn(run)
+            // The hand waits for a break that nobody would follow up.
+            .inspect_err(|_| {
+                lifecycle.retire();
+            })?;
         Ok(Self {
             thread: Some(thread),
             report,
@@ -483,6 +513,12 @@ impl<'a> Climb<'a> {
         };
         // Gone was a verdict of the moment.
         self.gone = None;
+        if self.function.resetting.load(Ordering::Acquire) {
+            return (
+                Outcome::TimedOut,
+                Some("an earlier reset has not returned yet".into()),
+            );
+        }
         if let Some(stopped) = reset::never_mastered(&self.function.command, self.life.generation) {
             self.stopped = Some(stopped);
         }
@@ -551,7 +587,13 @@ impl<'a> Climb<'a> {
 
     /// Bus mastering reads back set: a reset may stop the device all the same, and proves nothing.
     fn reset_unproven(&mut self, why: String) -> Ended {
-        let reset = self.call(self.deadlines().reset, |f| f.transport.reset());
+        if self.function.resetting.load(Ordering::Acquire) {
+            return (Outcome::TimedOut, Some(why));
+        }
+        let reset = self.call(self.deadlines().reset, |f| {
+            let _outstanding = Outstanding::new(&f.resetting);
+            f.transport.reset()
+        });
         let also = match reset {
             Ok(Ok(())) => "reset all the same".to_owned(),
             Ok(Err(error)) => error.to_string(),
@@ -570,7 +612,8 @@ impl<'a> Climb<'a> {
         });
         match reset {
             Ok(Ok(stopped)) => {
-                self.stopped = Some(stopped);
+                // A function that was never bus master is stopped on a better ground.
+                self.stopped.get_or_insert(stopped);
                 self.reset_method = Some(ResetMethod::Software);
                 notes.push("software: done, no ground for a release by itself".into());
             }
@@ -601,7 +644,11 @@ impl<'a> Climb<'a> {
         };
         if outcome != Outcome::Done && self.function.transport.kind() == Kind::Iommufd {
             // Out of its address space the device reaches none of it, mapped or not.
-            let detached = self.call(self.deadlines().unmap, |f| f.space.detach());
+            let detached = self.call(self.deadlines().unmap, |f| {
+                let ground = f.space.detach()?;
+                f.detached.store(true, Ordering::Release);
+                Ok::<_, io::Error>(ground)
+            });
             match detached {
                 Ok(Ok(true)) => {
                     notes.push("detached from its address space".into());

@@ -1,6 +1,7 @@
 //! Recovery: a new life after a break (R10).
 
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use failstop_pci::config::ConfigSpace;
@@ -41,6 +42,13 @@ pub enum RecoverError {
         device: String,
         /// What the attempt did.
         report: Box<RevocationReport>,
+    },
+    /// It was taken out of its address space, which is the only reason why its memory could be
+    /// released: in it, it would reach nothing.
+    #[error("{device}: it was detached from its address space; close it and open it again")]
+    Detached {
+        /// The function's name.
+        device: String,
     },
     /// Another attempt could not be made.
     #[error("{device}: no thread for another attempt to stop it")]
@@ -86,6 +94,9 @@ impl Inner {
                 device: device(),
                 cause,
             });
+        }
+        if self.function.detached.load(Ordering::Acquire) {
+            return Err(RecoverError::Detached { device: device() });
         }
         old.join_ladder();
         let begun = self
