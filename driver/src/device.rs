@@ -1,12 +1,11 @@
 //! A device: one function, opened, brought up, broken, recovered, closed.
 
-use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use failstop_dma::ledger::{Ledger, Line, Totals};
+use failstop_dma::ledger::Ledger;
 use failstop_dma::space::{AddressSpace, SpaceError};
 use failstop_pci::clock::{Clock, SystemClock};
 use failstop_pci::config::{CommandError, CommandRegister, ConfigSpace, Identity};
@@ -22,11 +21,15 @@ use thiserror::Error;
 use crate::events::Events;
 use crate::families::{self, Driver};
 use crate::ladder::{Deadlines, Function, RevocationReport};
-use crate::life::{Life, Tally, Way};
+use crate::life::{Life, Tally};
 use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistics};
+use crate::watch::{self, Removal, Watch};
 
+mod closing;
 mod recovery;
 
+pub use closing::CloseReport;
+pub(crate) use closing::end_life;
 pub use recovery::RecoverError;
 
 /// A device that could not be opened or brought up. Nothing of it stays mapped, and its bus
@@ -112,11 +115,6 @@ pub enum DeviceError {
 /// MSI-X vectors that are routed: one, for the receive queue.
 const VECTORS: u32 = 1;
 
-/// How often a close asks a device again that says that a queue is busy.
-const PASSES: u32 = 100;
-/// How long it waits in between.
-const BETWEEN_PASSES: Duration = Duration::from_millis(1);
-
 /// One opened function.
 ///
 /// Objects made from it ([`crate::objects`], [`crate::port::Port`]) keep it open; [`Device::close`]
@@ -133,6 +131,8 @@ pub(crate) struct Inner {
     life: Mutex<Arc<Life>>,
     /// Held by whoever begins or ends a life.
     changing: Mutex<()>,
+    /// Why no life begins any more.
+    given_up: OnceLock<Cause>,
     driver: Driver,
     config: Config,
     tally: Arc<Tally>,
@@ -148,6 +148,8 @@ pub struct Options {
     pub deadlines: Deadlines,
     /// A driver of one's own, whatever the function's ids say.
     pub driver: Option<Driver>,
+    /// What is done when the function is asked back.
+    pub removal: Removal,
 }
 
 impl Default for Options {
@@ -156,23 +158,9 @@ impl Default for Options {
             clock: Arc::new(SystemClock::default()),
             deadlines: Deadlines::default(),
             driver: None,
+            removal: Removal::default(),
         }
     }
-}
-
-/// What a closed device left behind.
-#[derive(Clone, PartialEq, Debug)]
-pub struct CloseReport {
-    /// The ledger's sums.
-    pub totals: Totals,
-    /// What is not released: quarantined, with the reason.
-    pub left: Vec<Line>,
-    /// Every request that was posted, and how it ended.
-    pub completions: Completions,
-    /// Why the device was broken, if it was.
-    pub broken: Option<Cause>,
-    /// What its ladder did, if it had to.
-    pub revocation: Option<RevocationReport>,
 }
 
 impl Device {
@@ -242,6 +230,7 @@ impl Device {
             software_reset: provider.software_reset(),
             deadlines: options.deadlines,
             events: Events::new().map_err(no_descriptor)?,
+            watch: OnceLock::new(),
             transport,
         };
         let (function, tally) = (Arc::new(function), Arc::<Tally>::default());
@@ -252,17 +241,23 @@ impl Device {
             window,
             provider,
         )?;
-        let inner = Inner {
-            life: Mutex::new(life),
+        let inner = Arc::new(Inner {
+            life: Mutex::new(life.clone()),
             changing: Mutex::new(()),
+            given_up: OnceLock::new(),
             driver,
             config: *config,
             tally,
             function,
-        };
-        Ok(Self {
-            inner: Arc::new(inner),
-        })
+        });
+        let watch = Watch::new(Arc::downgrade(&inner), &life, options.removal);
+        let watch = watch.map_err(|source| DeviceError::NoThread {
+            device: life.name(),
+            source,
+        })?;
+        // Nobody else sets it.
+        let _ = inner.function.watch.set(watch);
+        Ok(Self { inner })
     }
 
     pub(crate) fn life(&self) -> Arc<Life> {
@@ -390,6 +385,18 @@ impl Device {
     pub fn close(self) -> CloseReport {
         self.inner.close(Cause::Closed)
     }
+
+    /// As [`Device::close`], for a function that is asked back: closes every descriptor of it, too,
+    /// also while objects are held, so that an unbind or a removal that waits goes on (C15).
+    ///
+    /// The orderly close has [`Deadlines::close`]; past it the ladder ends the device. The kernel
+    /// resets the function when it is let go of; a call that it holds up longer than
+    /// [`Deadlines::reset`] is left behind, and the function stays with it until that call returns.
+    #[must_use = "it says what stayed behind"]
+    pub fn give_back(self) -> CloseReport {
+        watch::give_back(Some(self.inner.clone()), &self.life());
+        self.inner.close_report()
+    }
 }
 
 impl Inner {
@@ -402,74 +409,6 @@ impl Inner {
 
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the present life, and with it the device; `cause` is what objects that are still held
-    /// are told.
-    pub(crate) fn close(&self, cause: Cause) -> CloseReport {
-        let _changing = self.changing();
-        let life = self.life();
-        if life.objects() > 0 {
-            self.stop_queues(&life);
-            life.break_device(cause);
-        } else {
-            self.close_idle(&life);
-        }
-        let revocation = life.wait_report();
-        life.join_ladder();
-        let ledger = self.function.space.ledger();
-        CloseReport {
-            totals: ledger.totals(),
-            left: ledger.lines(),
-            completions: self.tally.completions(),
-            broken: life.lifecycle().cause(),
-            revocation: revocation.map(|report| (*report).clone()),
-        }
-    }
-
-    /// Stops every queue that an object has, again while the device says that it is busy: in
-    /// passes, like a kernel file close. What does not stop is the ladder's.
-    fn stop_queues(&self, life: &Arc<Life>) {
-        let mut left: Vec<(Way, u32)> = [Way::Receive, Way::Send]
-            .into_iter()
-            .flat_map(|way| life.claims(way).map(move |number| (way, number)))
-            .collect();
-        for _ in 0..PASSES {
-            if life.lifecycle().is_broken() {
-                return;
-            }
-            left.retain(|&(way, number)| {
-                life.stop_queue(way, number).is_err_and(|why| why.is_busy())
-            });
-            if left.is_empty() {
-                return;
-            }
-            self.function.clock.sleep(BETWEEN_PASSES);
-        }
-    }
-
-    /// Nothing uses it: no ladder is needed, unless it does not let go of bus mastering.
-    fn close_idle(&self, life: &Arc<Life>) {
-        if life.lifecycle().is_broken() {
-            return;
-        }
-        life.provider().quiesce();
-        if let Err(error) = self.function.master_off_for_good() {
-            // Not clean, whatever the ledger says: the report names it.
-            life.break_device(Cause::StillMaster {
-                what: error.to_string(),
-            });
-            return;
-        }
-        if !life.lifecycle().retire() {
-            return;
-        }
-        if let Err(error) = self.function.transport.reset() {
-            log::warn!("{error} at close");
-        }
-        if let Err(error) = life.window().detach() {
-            log::error!("a window could not be detached at close: {error}");
-        }
     }
 }
 
@@ -495,21 +434,4 @@ fn identify(space: &ConfigSpace<'_>, name: &str) -> Result<Identity, DeviceError
         device: name.to_owned(),
         value,
     })
-}
-
-impl fmt::Display for CloseReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (c, t) = (&self.completions, &self.totals);
-        write!(
-            f,
-            "{} posted = {} successful + {} in error + {} flushed; {} bytes live, {} quarantined, {} held",
-            c.posted,
-            c.success,
-            c.error,
-            c.flushed,
-            t.live_bytes,
-            t.quarantined_bytes,
-            t.held_bytes
-        )
-    }
 }

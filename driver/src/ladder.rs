@@ -3,7 +3,7 @@
 //! One thread per life of a device, made with it. Whoever breaks the device marks it, wakes that
 //! thread, and goes on. The ladder is given the function and its ledger, never an object or a
 //! handle, so that it cannot meet itself in a destructor; calls that can block are made by a hand
-//! ([`hand`]) with a deadline, past which they are left behind and prove nothing.
+//! (`hand`) with a deadline, past which they are left behind and prove nothing.
 //!
 //! ```text
 //!  mark_broken ─> bus_master_off ─> detached ─> pending_drained ─> reset ─> unmapped ─> verdict
@@ -22,7 +22,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -39,11 +39,13 @@ use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::events::{DeviceEvent, Events};
 use crate::provider::SoftwareReset;
+use crate::watch::Watch;
 
 mod hand;
 mod report;
 
-use hand::{Hand, NoResult};
+pub(crate) use hand::Hand;
+use hand::NoResult;
 pub use report::{Ground, Outcome, RevocationReport, Step, StepReport, Word};
 
 /// How long each step may take.
@@ -62,6 +64,9 @@ pub struct Deadlines {
     pub reset: Duration,
     /// All unmaps together.
     pub unmap: Duration,
+    /// The orderly part of a close on behalf of somebody who cannot wait: a removal. Past it the
+    /// ladder ends the device.
+    pub close: Duration,
 }
 
 impl Default for Deadlines {
@@ -73,6 +78,7 @@ impl Default for Deadlines {
             drain: Duration::from_millis(100),
             reset: Duration::from_secs(10),
             unmap: Duration::from_secs(10),
+            close: Duration::from_secs(2),
         }
     }
 }
@@ -112,6 +118,7 @@ pub(crate) struct Function {
     pub(crate) software_reset: SoftwareReset,
     pub(crate) deadlines: Deadlines,
     pub(crate) events: Arc<Events>,
+    pub(crate) watch: OnceLock<Watch>,
 }
 
 impl Function {

@@ -84,24 +84,19 @@ impl Inner {
     /// As [`Device::recover`].
     pub(crate) fn recover(&self) -> Result<Generation, RecoverError> {
         let _changing = self.changing();
+        self.check_given_up()?;
         let old = self.life();
         let device = || self.function.transport.name().to_owned();
         let verdict = old
             .verdict()
             .ok_or_else(|| RecoverError::NotBroken { device: device() })?;
-        if let Some(cause @ (Cause::Closed | Cause::Removal)) = old.lifecycle().cause() {
-            return Err(RecoverError::GivenUp {
-                device: device(),
-                cause,
-            });
-        }
         if self.function.detached.load(Ordering::Acquire) {
             return Err(RecoverError::Detached { device: device() });
         }
         old.join_ladder();
         let begun = self
             .prove_stopped(&old, &verdict)
-            .and_then(|()| Ok(self.begin(old.generation().next())?));
+            .and_then(|()| self.begin(old.generation().next()));
         let event = match &begun {
             Ok(generation) => DeviceEvent::Recovered {
                 generation: *generation,
@@ -144,8 +139,33 @@ impl Inner {
         })
     }
 
+    /// Refuses for a device that was closed, or asked back.
+    fn check_given_up(&self) -> Result<(), RecoverError> {
+        match self.given_up.get() {
+            None => Ok(()),
+            Some(cause) => Err(RecoverError::GivenUp {
+                device: self.function.transport.name().to_owned(),
+                cause: cause.clone(),
+            }),
+        }
+    }
+
+    /// Begins the life that follows.
+    fn begin(&self, generation: Generation) -> Result<Generation, RecoverError> {
+        let life = self.bring_up(generation)?;
+        // Asked back while it was brought up: dropped, the new life turns bus mastering off.
+        self.check_given_up()?;
+        let function = &self.function;
+        function.space.reopen();
+        if let Some(watch) = function.watch.get() {
+            watch.follow(&life);
+        }
+        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        Ok(generation)
+    }
+
     /// Brings the function up once more; bus mastering stays off.
-    fn begin(&self, generation: Generation) -> Result<Generation, DeviceError> {
+    fn bring_up(&self, generation: Generation) -> Result<Arc<Life>, DeviceError> {
         let function = &self.function;
         let config = ConfigSpace::new(&*function.transport);
         let _off = function.master_off_for_good()?;
@@ -166,15 +186,12 @@ impl Inner {
                 source,
             })?;
         function.interrupts.enable_vectors()?;
-        let life = Life::new(
+        Life::new(
             function.clone(),
             self.tally.clone(),
             generation,
             window,
             provider,
-        )?;
-        function.space.reopen();
-        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
-        Ok(generation)
+        )
     }
 }

@@ -2,7 +2,7 @@
 //! one is cleared by a read and sticks at all-ones instead of wrapping. §8.18
 //!
 //! Sections are the 82576 datasheet's, and offsets that it reserves are left out. What is read by
-//! [`count`] the 82574 counts at the same offsets (its §10.2.7).
+//! `count` the 82574 counts at the same offsets (its §10.2.7).
 
 use failstop_pci::register::ReadClear;
 use failstop_pci::window::Registers;

@@ -1,0 +1,136 @@
+//! The end of a device: by its owner, or on his behalf.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use failstop_dma::ledger::{Line, Totals};
+use failstop_queues::completions::Completions;
+use failstop_queues::lifecycle::Cause;
+
+use super::Inner;
+use crate::ladder::RevocationReport;
+use crate::life::{Life, Way};
+
+/// How often a close asks a device again that says that a queue is busy.
+const PASSES: u32 = 100;
+/// How long it waits in between.
+const BETWEEN_PASSES: Duration = Duration::from_millis(1);
+
+/// What a closed device left behind.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CloseReport {
+    /// The ledger's sums.
+    pub totals: Totals,
+    /// What is not released: quarantined, with the reason.
+    pub left: Vec<Line>,
+    /// Every request that was posted, and how it ended.
+    pub completions: Completions,
+    /// Why the device was broken, if it was.
+    pub broken: Option<Cause>,
+    /// What its ladder did, if it had to.
+    pub revocation: Option<RevocationReport>,
+}
+
+impl Inner {
+    /// Ends the present life, and with it the device; `cause` is what objects that are still held
+    /// are told.
+    pub(crate) fn close(&self, cause: Cause) -> CloseReport {
+        self.give_up(cause.clone());
+        let _changing = self.changing();
+        end_life(&self.life(), cause);
+        self.close_report()
+    }
+
+    /// No life begins any more.
+    pub(crate) fn give_up(&self, cause: Cause) {
+        // The first reason stands.
+        let _ = self.given_up.set(cause);
+    }
+
+    /// What is left of a device whose life ended.
+    pub(crate) fn close_report(&self) -> CloseReport {
+        let life = self.life();
+        let revocation = life.wait_report();
+        let ledger = self.function.space.ledger();
+        CloseReport {
+            totals: ledger.totals(),
+            left: ledger.lines(),
+            completions: self.tally.completions(),
+            broken: life.lifecycle().cause(),
+            revocation: revocation.map(|report| (*report).clone()),
+        }
+    }
+}
+
+/// Ends a life, whoever holds objects of it; what they are told is `cause`.
+pub(crate) fn end_life(life: &Arc<Life>, cause: Cause) {
+    if life.objects() > 0 {
+        stop_queues(life);
+        life.break_device(cause);
+    } else {
+        close_idle(life);
+    }
+    let _ = life.verdict();
+    life.join_ladder();
+}
+
+/// Stops every queue that an object has, again while the device says that it is busy: in passes,
+/// like a kernel file close. What does not stop is the ladder's.
+fn stop_queues(life: &Arc<Life>) {
+    let mut left: Vec<(Way, u32)> = [Way::Receive, Way::Send]
+        .into_iter()
+        .flat_map(|way| life.claims(way).map(move |number| (way, number)))
+        .collect();
+    for _ in 0..PASSES {
+        if life.lifecycle().is_broken() {
+            return;
+        }
+        left.retain(|&(way, number)| life.stop_queue(way, number).is_err_and(|why| why.is_busy()));
+        if left.is_empty() {
+            return;
+        }
+        life.function().clock.sleep(BETWEEN_PASSES);
+    }
+}
+
+/// Nothing uses it: no ladder is needed, unless it does not let go of bus mastering.
+fn close_idle(life: &Arc<Life>) {
+    if life.lifecycle().is_broken() {
+        return;
+    }
+    life.provider().quiesce();
+    if let Err(error) = life.function().master_off_for_good() {
+        // Not clean, whatever the ledger says: the report names it.
+        life.break_device(Cause::StillMaster {
+            what: error.to_string(),
+        });
+        return;
+    }
+    if !life.lifecycle().retire() {
+        return;
+    }
+    if let Err(error) = life.function().transport.reset() {
+        log::warn!("{error} at close");
+    }
+    if let Err(error) = life.window().detach() {
+        log::error!("a window could not be detached at close: {error}");
+    }
+}
+
+impl fmt::Display for CloseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (c, t) = (&self.completions, &self.totals);
+        write!(
+            f,
+            "{} posted = {} successful + {} in error + {} flushed; {} bytes live, {} quarantined, {} held",
+            c.posted,
+            c.success,
+            c.error,
+            c.flushed,
+            t.live_bytes,
+            t.quarantined_bytes,
+            t.held_bytes
+        )
+    }
+}

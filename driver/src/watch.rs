@@ -1,0 +1,247 @@
+//! The watch: a thread per device that waits for what the bus and the kernel have to say of it.
+//!
+//! An uncorrectable error on the bus (AER) breaks the device at once (C16). A request for the
+//! function (an unbind, a removal) closes it on behalf of its owner, within a deadline, and lets go
+//! of every descriptor and every mapped register, whoever still holds objects of it, so that the
+//! kernel, which waits, goes on (C15).
+//!
+//! The thread keeps nothing of the device alive while it waits, and ends with it.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::{fmt, io};
+
+use failstop_pci::interrupts::{Event, wait_any};
+use failstop_queues::lifecycle::Cause;
+
+use crate::device::{Inner, end_life};
+use crate::events::{DeviceEvent, Events};
+use crate::ladder::{Function, Hand};
+use crate::life::Life;
+
+/// What is done when the function is asked back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Removal {
+    /// The device is closed and the function given back, as
+    /// [`Device::give_back`](crate::device::Device::give_back) does, whatever its owner does
+    /// meanwhile: an unbind returns. Objects that are held become shells.
+    #[default]
+    Close,
+    /// The owner is told, by [`DeviceEvent::RemovalRequested`], and no more; again each time that
+    /// the kernel asks, which is every ten seconds. Until he calls
+    /// [`Device::give_back`](crate::device::Device::give_back), or drops the device and every object
+    /// of it, an unbind waits.
+    Tell,
+}
+
+/// Whom the watch acts for. Nothing of it is kept alive.
+#[derive(Default)]
+struct Seat {
+    inner: Weak<Inner>,
+    /// The present life: objects keep it when the device's handle is gone.
+    life: Mutex<Weak<Life>>,
+}
+
+/// The watch over one function: ends with it.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    seat: Arc<Seat>,
+    bell: Arc<Event>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Begins to watch the function of `inner`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no thread or descriptor for it.
+    pub(crate) fn new(inner: Weak<Inner>, life: &Arc<Life>, removal: Removal) -> io::Result<Self> {
+        let function = life.function();
+        let bell = Arc::new(Event::new()?);
+        let seat = Arc::new(Seat {
+            inner,
+            life: Mutex::new(Arc::downgrade(life)),
+        });
+        let watcher = Watcher {
+            seat: seat.clone(),
+            bell: bell.clone(),
+            error: function.interrupts.error().cloned(),
+            request: function.interrupts.request().cloned(),
+            events: function.events.clone(),
+            removal,
+        };
+        // Where there is nothing to wait for nobody waits.
+        let thread = if watcher.error.is_some() || watcher.request.is_some() {
+            let named = thread::Builder::new().name("watch".to_owned());
+            Some(named.spawn(move || watcher.run())?)
+        } else {
+            None
+        };
+        Ok(Self { seat, bell, thread })
+    }
+
+    /// A new life began: errors break that one from now on.
+    pub(crate) fn follow(&self, life: &Arc<Life>) {
+        *self.seat.life() = Arc::downgrade(life);
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.bell.signal();
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        // It drops the device itself when it was the last to hold it.
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            log::error!("a watch's thread panicked");
+        }
+    }
+}
+
+impl Seat {
+    fn life(&self) -> std::sync::MutexGuard<'_, Weak<Life>> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").finish_non_exhaustive()
+    }
+}
+
+/// What the thread has.
+struct Watcher {
+    seat: Arc<Seat>,
+    bell: Arc<Event>,
+    error: Option<Arc<Event>>,
+    request: Option<Arc<Event>>,
+    events: Arc<Events>,
+    removal: Removal,
+}
+
+/// What the thread was woken by.
+#[derive(Clone, Copy)]
+enum Woken {
+    Bell,
+    Error,
+    Request,
+}
+
+impl Watcher {
+    fn run(self) {
+        let mut watched = vec![(Woken::Bell, &*self.bell)];
+        watched.extend(self.error.as_deref().map(|event| (Woken::Error, event)));
+        watched.extend(self.request.as_deref().map(|event| (Woken::Request, event)));
+        let events: Vec<&Event> = watched.iter().map(|&(_, event)| event).collect();
+        loop {
+            match wait_any(&events, None) {
+                Ok(Some(first)) => match watched[first].0 {
+                    Woken::Bell => return,
+                    Woken::Error => self.error(),
+                    Woken::Request => {
+                        self.events.push(DeviceEvent::RemovalRequested);
+                        if self.removal == Removal::Close {
+                            return self.remove();
+                        }
+                    }
+                },
+                Ok(None) => {}
+                Err(error) => {
+                    log::error!("errors and requests of a device are not seen any more: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn error(&self) {
+        let life = self.seat.life().upgrade();
+        if let Some(life) = life {
+            life.break_device(Cause::BusError);
+        }
+    }
+
+    fn remove(&self) {
+        let inner = self.seat.inner.upgrade();
+        let life = match &inner {
+            Some(inner) => Some(inner.life()),
+            None => self.seat.life().upgrade(),
+        };
+        if let Some(life) = life {
+            give_back(inner, &life);
+        }
+    }
+}
+
+/// Closes the device, whoever holds objects of it, and lets go of its function: from the return of
+/// this call on nothing of this process refers to it, unless the kernel held a call up beyond its
+/// deadline, and then from that call's return on.
+///
+/// The orderly close has [`Deadlines::close`](crate::ladder::Deadlines::close); past it the ladder
+/// ends the device.
+pub(crate) fn give_back(inner: Option<Arc<Inner>>, life: &Arc<Life>) {
+    let function = life.function().clone();
+    let deadlines = function.deadlines;
+    let mut hand = match Hand::new("removal") {
+        Ok(hand) => hand,
+        Err(error) => {
+            // Without a deadline rather than not at all.
+            log::warn!("no thread to close a device with: {error}");
+            life.break_device(Cause::Removal);
+            let _ = life.verdict();
+            return let_go(&function, life);
+        }
+    };
+    let close = {
+        let (inner, life) = (inner.clone(), life.clone());
+        move || match inner {
+            Some(inner) => drop(inner.close(Cause::Removal)),
+            None => end_life(&life, Cause::Removal),
+        }
+    };
+    // A life that began meanwhile is the one that ended.
+    let present = || {
+        inner
+            .as_ref()
+            .map_or_else(|| life.clone(), |inner| inner.life())
+    };
+    if hand.call(&*function.clock, deadlines.close, close).is_err() {
+        log::warn!(
+            "{}: not closed within {:?}: its ladder ends it",
+            function.transport.name(),
+            deadlines.close
+        );
+        if let Some(inner) = &inner {
+            inner.give_up(Cause::Removal);
+        }
+        let life = present();
+        life.break_device(Cause::Removal);
+        let _ = life.verdict();
+    }
+    let end = {
+        let (function, life) = (function.clone(), present());
+        move || let_go(&function, &life)
+    };
+    let wait = deadlines.detach.saturating_add(deadlines.reset);
+    if hand.call(&*function.clock, wait, end).is_err() {
+        log::warn!(
+            "{}: the kernel has not let go of it after {wait:?}; an unbind waits until it does",
+            function.transport.name()
+        );
+    }
+}
+
+/// Closes what refers to the function: mapped registers, then descriptors. May block in the kernel
+/// for as long as a reset takes.
+fn let_go(function: &Function, life: &Life) {
+    for window in [life.window(), &function.window] {
+        if let Err(error) = window.detach() {
+            log::error!("a window could not be detached, and keeps the function: {error}");
+        }
+    }
+    function.transport.hang_up();
+    function.events.push(DeviceEvent::Removed);
+}

@@ -1,0 +1,242 @@
+//! What the bus and the kernel have to say of a device: errors (C16) and requests (C15).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use failstop::device::{Device, Options, RecoverError};
+use failstop::events::DeviceEvent;
+use failstop::igb::registers as reg;
+use failstop::port::{Port, PortConfig};
+use failstop::provider::Config;
+use failstop::queues::lifecycle::Cause;
+use failstop::watch::Removal;
+use failstop_pci::clock::{Clock, ManualClock};
+use failstop_pci::testing::{Call, FakeFunction, limits_39_bits};
+use failstop_pci::transport::{IrqIndex, RegionIndex};
+
+/// Longer than any of this takes, on any machine.
+const SOON: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// An 82576 with interrupts, which stores what is written.
+fn fake() -> Arc<FakeFunction> {
+    let mut header = vec![0; 64];
+    header[..4].copy_from_slice(&[0x86, 0x80, 0xc9, 0x10]);
+    header[0x0a..0x0c].copy_from_slice(&[0x00, 0x02]);
+    let function = FakeFunction::new(limits_39_bits())
+        .unwrap()
+        .with_config(&header)
+        .with_interrupts(2)
+        .by_messages();
+    let answers = [
+        (reg::STATUS.offset(), 0x0000_0002), // Link up.
+        (reg::EECD.offset(), 0x0000_0200),   // Loaded.
+        (reg::MDIC.offset(), 0x1000_0000),   // Ready.
+        (reg::RAL.offset(), 0x8200_0002),
+        (reg::RAH.offset(), 0x8000_6057),
+    ];
+    for (offset, value) in answers {
+        function.answer_register(offset.into(), value);
+    }
+    Arc::new(function)
+}
+
+struct World {
+    function: Arc<FakeFunction>,
+    clock: Arc<ManualClock>,
+    device: Device,
+}
+
+impl World {
+    fn new(removal: Removal) -> Self {
+        let (function, clock) = (fake(), Arc::new(ManualClock::default()));
+        let options = Options {
+            clock: clock.clone(),
+            removal,
+            ..Options::default()
+        };
+        let device = Device::open_with(function.clone(), &Config::default(), options).unwrap();
+        Self {
+            function,
+            clock,
+            device,
+        }
+    }
+
+    fn fire(&self, index: IrqIndex) {
+        assert!(self.function.fire(index, 0), "nobody listens");
+    }
+
+    fn port(&self) -> Port {
+        Port::open(&self.device, &PortConfig::default()).unwrap()
+    }
+
+    fn next(&self) -> DeviceEvent {
+        let event = self.device.events().next(SOON).unwrap();
+        event.expect("nothing happened")
+    }
+
+    /// Whatever the ladder could or could not show.
+    fn until_removed(&self) {
+        while self.next() != DeviceEvent::Removed {}
+    }
+
+    fn broken(&self, generation: u64) -> Cause {
+        match self.next() {
+            DeviceEvent::Broken {
+                generation: of,
+                cause,
+            } => {
+                assert_eq!(of.number(), generation);
+                cause
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Waits until nothing of a device is left: its ladder's hand ends a moment after it.
+fn only_ours(function: &Arc<FakeFunction>) {
+    let end = Instant::now() + SOON;
+    while Arc::strong_count(function) > 1 {
+        assert!(Instant::now() < end, "something keeps the device");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn c16_an_error_on_the_bus_breaks_the_device_in_each_of_its_lives() {
+    let world = World::new(Removal::default());
+    let port = world.port();
+    for generation in 1..=3 {
+        world.fire(IrqIndex::Error);
+        assert_eq!(world.broken(generation), Cause::BusError);
+        assert_eq!(world.device.recover().unwrap().number(), generation + 1);
+        assert!(matches!(world.next(), DeviceEvent::Recovered { .. }));
+    }
+    assert_eq!(world.device.broken(), None);
+    drop(port);
+    assert_eq!(world.device.close().left, []);
+}
+
+#[test]
+fn c15_a_request_closes_a_device_in_use_and_lets_go_of_it() {
+    let world = World::new(Removal::default());
+    let mut port = world.port();
+    world.fire(IrqIndex::Request);
+    assert_eq!(world.next(), DeviceEvent::RemovalRequested);
+    assert_eq!(world.broken(1), Cause::Removal);
+    assert_eq!(world.next(), DeviceEvent::Removed);
+    assert!(world.function.is_hung_up());
+    assert!(!world.function.is_master());
+    assert_eq!(world.function.mapped(), []);
+
+    let refused = world.device.recover();
+    assert!(
+        matches!(refused, Err(RecoverError::GivenUp { .. })),
+        "{refused:?}"
+    );
+    let mut frames = port.take_frames(1).unwrap();
+    assert_eq!(port.tx_burst(&mut frames), 0);
+    drop((frames, port));
+    let report = world.device.close();
+    assert_eq!(report.left, []);
+    assert_eq!(report.totals.held_bytes, 0);
+    assert_eq!(report.completions.outstanding(), 0);
+}
+
+#[test]
+fn c15_a_request_of_an_idle_device_needs_no_ladder() {
+    let world = World::new(Removal::default());
+    world.fire(IrqIndex::Request);
+    assert_eq!(world.next(), DeviceEvent::RemovalRequested);
+    assert_eq!(world.next(), DeviceEvent::Removed);
+    assert!(world.function.is_hung_up());
+    assert!(world.device.revocation().is_none());
+    assert!(world.device.alloc_pd().is_err());
+}
+
+#[test]
+fn c15_a_request_of_a_broken_device_lets_go_of_it() {
+    let world = World::new(Removal::default());
+    let port = world.port();
+    world.device.break_now(Cause::User);
+    world.fire(IrqIndex::Request);
+    world.until_removed();
+    assert!(world.function.is_hung_up());
+    assert!(world.device.recover().is_err());
+    drop(port);
+    assert_eq!(world.device.close().left, []);
+}
+
+#[test]
+fn c15_a_request_finds_objects_whose_device_was_dropped() {
+    let world = World::new(Removal::default());
+    let parts = world.port().into_parts();
+    let events = world.device.events().clone();
+    let function = world.function.clone();
+    drop(world.device);
+    assert!(function.fire(IrqIndex::Request, 0), "nobody listens");
+    while events.next(SOON).unwrap().expect("not removed") != DeviceEvent::Removed {}
+    assert!(function.is_hung_up());
+    drop(parts);
+    drop(world.function);
+    only_ours(&function);
+}
+
+#[test]
+fn c15_a_close_that_hangs_does_not_hold_a_removal_up() {
+    let world = World::new(Removal::default());
+    let port = world.port();
+    // The stop of a queue does not return, and meanwhile the orderly close's time is over.
+    let clock = world.clock.clone();
+    let stop = Call::Write(RegionIndex::Bar(0));
+    let hold = world.function.hold_and(stop, move || clock.sleep(HOUR));
+    world.fire(IrqIndex::Request);
+    hold.wait_entered();
+    assert_eq!(world.next(), DeviceEvent::RemovalRequested);
+    assert_eq!(world.broken(1), Cause::Removal);
+    world.until_removed();
+    assert!(world.function.is_hung_up());
+    hold.release();
+    drop(port);
+    assert_eq!(world.device.close().left, []);
+}
+
+#[test]
+fn c15_a_kernel_that_does_not_let_go_is_not_waited_for() {
+    let world = World::new(Removal::Tell);
+    let clock = world.clock.clone();
+    let hold = world
+        .function
+        .hold_and(Call::HangUp, move || clock.sleep(HOUR));
+    let events = world.device.events().clone();
+    assert_eq!(world.device.give_back().left, []);
+    assert_eq!(events.try_next(), None, "removed, and is not");
+    hold.release();
+    assert_eq!(events.next(SOON).unwrap(), Some(DeviceEvent::Removed));
+}
+
+#[test]
+fn c15_an_owner_who_wants_to_is_only_told() {
+    let world = World::new(Removal::Tell);
+    let port = world.port();
+    for _ in 0..2 {
+        world.fire(IrqIndex::Request);
+        assert_eq!(world.next(), DeviceEvent::RemovalRequested);
+    }
+    assert_eq!(world.device.broken(), None);
+    assert!(!world.function.is_hung_up());
+    let report = world.device.give_back();
+    assert_eq!(report.broken, Some(Cause::Removal));
+    assert!(world.function.is_hung_up());
+    drop(port);
+}
+
+#[test]
+fn a_dropped_device_takes_its_watch_with_it() {
+    let world = World::new(Removal::default());
+    drop(world.device);
+    only_ours(&world.function);
+    assert!(!world.function.fire(IrqIndex::Request, 0));
+}
