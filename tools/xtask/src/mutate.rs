@@ -33,6 +33,9 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// How long a build may take, on a slow machine from nothing.
 const BUILD_DEADLINE: Duration = Duration::from_secs(1800);
 
+/// How often the tests of one package are run when one is red that is not when it runs alone.
+const ATTEMPTS: usize = 3;
+
 /// One way to break the contract.
 #[derive(Clone, Debug)]
 pub(crate) struct Mutation {
@@ -247,8 +250,12 @@ impl Copy {
                 package.name,
                 log.display()
             );
-            if let Some(red) = self.test(package, &log)? {
-                bail!("{red} is red without a mutation: {}", log.display());
+            if let Some(red) = self.test(package, &[], &log)? {
+                bail!(
+                    "{}: {red} without a mutation: {}",
+                    package.name,
+                    log.display()
+                );
             }
         }
         Ok(())
@@ -280,11 +287,30 @@ impl Copy {
             if !self.build(package, &log)? {
                 return Ok(Outcome::DoesNotCompile);
             }
-            if let Some(test) = self.test(package, &log)? {
+            if let Some(test) = self.red_twice(package, &log)? {
                 return Ok(Outcome::Killed(test));
             }
         }
         Ok(Outcome::Survived)
+    }
+
+    /// The name of a test that is red, and is when it runs alone again: on a busy machine one may
+    /// fail for want of time, which says nothing of the mutation.
+    fn red_twice(&self, package: &Package, log: &Path) -> Result<Option<String>> {
+        for _ in 0..ATTEMPTS {
+            match self.test(package, &[], log)? {
+                None => return Ok(None),
+                Some(Red::Test(name)) => {
+                    let again = self.test(package, &["--", "--exact", &name], log)?;
+                    if again.is_some() {
+                        return Ok(Some(name));
+                    }
+                    eprintln!("{name} was red once, and is not looked at");
+                }
+                Some(other) => return Ok(Some(format!("{}: {other}", package.name))),
+            }
+        }
+        Ok(None)
     }
 
     /// Applies a patch. What git said, if it does not fit.
@@ -309,19 +335,18 @@ impl Copy {
         Ok(status.success())
     }
 
-    /// Runs tests, which are built. The name of what was red.
-    fn test(&self, package: &Package, log: &Path) -> Result<Option<String>> {
+    /// Runs tests, which are built. What was red first.
+    fn test(&self, package: &Package, arguments: &[&str], log: &Path) -> Result<Option<Red>> {
         let already = fs::metadata(log).map_or(0, |metadata| metadata.len());
-        let status = run(self.cargo(package), log, DEADLINE)?;
+        let mut command = self.cargo(package);
+        command.args(arguments);
+        let status = run(command, log, DEADLINE)?;
         let output = String::from_utf8_lossy(&fs::read(log)?).into_owned();
         let output = output.get(usize::try_from(already)?..).unwrap_or(&output);
         Ok(match status {
             Some(status) if status.success() => None,
-            Some(_) => Some(
-                first_red(output)
-                    .unwrap_or_else(|| format!("{}: a test process died", package.name)),
-            ),
-            None => Some(format!("{}: the tests did not end", package.name)),
+            Some(_) => Some(first_red(output).map_or(Red::Process, Red::Test)),
+            None => Some(Red::Endless),
         })
     }
 
@@ -337,6 +362,27 @@ impl Copy {
             .env("CARGO_TERM_COLOR", "never")
             .env_remove("RUSTFLAGS");
         command
+    }
+}
+
+/// What tells a mutation.
+#[derive(Debug)]
+enum Red {
+    /// A test that failed.
+    Test(String),
+    /// A test program that ended without naming a test.
+    Process,
+    /// Tests that did not end.
+    Endless,
+}
+
+impl fmt::Display for Red {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Test(name) => write!(f, "{name} is red"),
+            Self::Process => f.write_str("a test process died"),
+            Self::Endless => f.write_str("the tests did not end"),
+        }
     }
 }
 
