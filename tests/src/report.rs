@@ -14,13 +14,42 @@ pub struct Report {
     pub tx_packets: u64,
     pub rx_bytes: u64,
     pub tx_bytes: u64,
+    pub lost_packets: u64,
     pub payload_errors: u64,
     pub completions: Completions,
     pub ledger: Ledger,
-    pub revocation: serde_json::Value,
+    pub revocation: Option<Revocation>,
     pub recovered: bool,
     pub stray_dma: Option<u64>,
     pub exit: u8,
+}
+
+/// What the ladder did.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct Revocation {
+    pub device: String,
+    pub generation: u64,
+    pub cause: String,
+    pub wake_us: u64,
+    pub steps: Vec<Step>,
+    pub reset_method: Option<String>,
+    pub verdict: String,
+    pub ground: String,
+    pub released_bytes: u64,
+    pub quarantined_bytes: u64,
+}
+
+/// A step of the ladder.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct Step {
+    pub step: String,
+    pub outcome: String,
+    pub us: u64,
+    pub note: Option<String>,
 }
 
 /// Requests, and how they ended.
@@ -45,27 +74,29 @@ pub struct Ledger {
     pub quarantined_bytes: u64,
 }
 
-/// Reads a report and makes sure that it tells of a clean run with traffic.
-///
-/// # Errors
-///
-/// What is not clean.
-pub fn check_clean(json: &str) -> Result<Report, String> {
-    let report: Report =
-        serde_json::from_str(json).map_err(|error| format!("{error} in {json}"))?;
+/// The ladder's steps, in the order in which they are taken.
+const STEPS: [&str; 6] = [
+    "mark_broken",
+    "bus_master_off",
+    "detached",
+    "pending_drained",
+    "reset",
+    "unmapped",
+];
+
+/// What must hold of every run that ended well, and what is wrong if it does not.
+fn accounts(report: &Report) -> [(bool, &'static str); 9] {
     let c = &report.completions;
-    let wrong = [
+    [
         (report.rx_packets == 0, "no packets"),
-        (report.rx_packets != report.tx_packets, "packets were lost"),
-        (report.rx_bytes != report.tx_bytes, "bytes were lost"),
+        (
+            report.rx_packets + report.lost_packets != report.tx_packets,
+            "packets were lost",
+        ),
         (report.payload_errors != 0, "payload errors"),
         (
             c.posted != c.success + c.error + c.flushed,
             "requests do not add up",
-        ),
-        (
-            c.success != report.rx_packets + report.tx_packets,
-            "completions and packets differ",
         ),
         (report.ledger.live_bytes != 0, "bytes are live"),
         (
@@ -73,15 +104,82 @@ pub fn check_clean(json: &str) -> Result<Report, String> {
             "bytes are quarantined",
         ),
         (report.ledger.peak_mappings == 0, "nothing was ever mapped"),
-        (!report.revocation.is_null(), "something was revoked"),
         (
             report.stray_dma.is_some_and(|stray| stray != 0),
             "stray DMA",
         ),
         (report.exit != 0, "exit code"),
-    ];
-    match wrong.iter().find(|(is, _)| *is) {
+    ]
+}
+
+fn check(
+    json: &str,
+    more: impl Fn(&Report) -> Vec<(bool, &'static str)>,
+) -> Result<Report, String> {
+    let report: Report =
+        serde_json::from_str(json).map_err(|error| format!("{error} in {json}"))?;
+    let wrong = accounts(&report).into_iter().chain(more(&report));
+    match wrong.into_iter().find(|(is, _)| *is) {
         Some((_, what)) => Err(format!("{what}: {json}")),
         None => Ok(report),
     }
+}
+
+/// Reads a report and makes sure that it tells of a clean run with traffic.
+///
+/// # Errors
+///
+/// What is not clean.
+pub fn check_clean(json: &str) -> Result<Report, String> {
+    check(json, |report| {
+        vec![
+            (report.lost_packets != 0, "packets were lost"),
+            (report.rx_bytes != report.tx_bytes, "bytes were lost"),
+            (
+                report.completions.success != report.rx_packets + report.tx_packets,
+                "completions and packets differ",
+            ),
+            (report.revocation.is_some(), "something was revoked"),
+            (report.recovered, "something was recovered from"),
+        ]
+    })
+}
+
+/// Reads a report and makes sure that it tells of a device that somebody broke in mid-traffic, that
+/// was stopped by a reset of `method`, and recovered.
+///
+/// # Errors
+///
+/// What is not so.
+pub fn check_recovered(json: &str, method: &str) -> Result<Report, String> {
+    check(json, |report| {
+        let Some(revocation) = &report.revocation else {
+            return vec![(true, "nothing was revoked")];
+        };
+        let steps: Vec<&str> = revocation.steps.iter().map(|step| &*step.step).collect();
+        let off = revocation
+            .steps
+            .iter()
+            .find(|step| step.step == "bus_master_off");
+        vec![
+            (!report.recovered, "the device was not recovered"),
+            (revocation.generation != 1, "it broke twice"),
+            (steps != STEPS, "other steps"),
+            (
+                off.is_none_or(|step| step.outcome != "done"),
+                "bus mastering was not seen to go off",
+            ),
+            (revocation.verdict != "revoked", "the verdict"),
+            (
+                revocation.reset_method.as_deref() != Some(method),
+                "another reset",
+            ),
+            (revocation.released_bytes == 0, "nothing was released"),
+            (revocation.quarantined_bytes != 0, "something was kept"),
+            (
+                report.completions.flushed == 0,
+                "nothing was under way at the break",
+            ),
+        ]
+    })
 }

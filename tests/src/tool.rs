@@ -26,6 +26,15 @@ const CASES: &[ToolCase] = &[
     ),
     ("ctrl_c_ends_in_an_orderly_close", interrupted),
     ("sigterm_ends_in_an_orderly_close", terminated),
+    (
+        "a_break_in_mid_traffic_is_a_gap_that_is_recovered_from",
+        broken_and_recovered,
+    ),
+    ("a_break_is_told_step_by_step", broken_in_words),
+    (
+        "ctrl_c_before_a_break_ends_in_an_orderly_close",
+        interrupted_before_a_break,
+    ),
     ("memory_left_in_quarantine_is_exit_code_4", quarantined),
     ("a_fenced_device_with_clean_accounts_is_exit_code_5", fenced),
     ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
@@ -146,9 +155,10 @@ fn large_frames() -> Outcome {
     ensure_eq(report.rx_bytes, report.rx_packets * 9000, "bytes")
 }
 
-fn ended_by(signal: nix::sys::signal::Signal) -> Outcome {
+fn ended_by(signal: nix::sys::signal::Signal, arguments: &[&str]) -> Outcome {
     let mut child = Command::new(path()?)
         .args(["run", "--seconds", "600"])
+        .args(arguments)
         .stdout(Stdio::piped())
         .process_group(0)
         .spawn()?;
@@ -172,11 +182,43 @@ fn ended_by(signal: nix::sys::signal::Signal) -> Outcome {
 }
 
 fn interrupted() -> Outcome {
-    ended_by(nix::sys::signal::Signal::SIGINT)
+    ended_by(nix::sys::signal::Signal::SIGINT, &[])
 }
 
 fn terminated() -> Outcome {
-    ended_by(nix::sys::signal::Signal::SIGTERM)
+    ended_by(nix::sys::signal::Signal::SIGTERM, &[])
+}
+
+/// Somebody breaks the device, which is recovered under a port that goes on (R10) (R11).
+fn broken_and_recovered() -> Outcome {
+    let arguments = ["run", "--seconds", "1", "--break-after", "0.4", "--json"];
+    let output = failstop(&arguments)?;
+    ensure_eq(output.status.code(), Some(0), &text(&output))?;
+    let json = String::from_utf8_lossy(&output.stdout);
+    let report = report::check_recovered(&json, "server")?;
+    ensure_eq(report.stray_dma, Some(0), "stray DMA")
+}
+
+fn broken_in_words() -> Outcome {
+    let output = failstop(&["run", "--seconds", "0.4", "--break-after", "0.2"])?;
+    let said = text(&output);
+    for part in [
+        "generation 1: broken, because it was asked for",
+        "bus_master_off  done",
+        "revoked: the function is stopped and every mapping is gone",
+        "recovered: generation 2",
+        "after: 0 bytes live, 0 bytes quarantined",
+    ] {
+        ensure(said.contains(part), || {
+            format!("does not say `{part}`: {said}")
+        })?;
+    }
+    Ok(())
+}
+
+fn interrupted_before_a_break() -> Outcome {
+    let arguments = ["--break-after", "500"];
+    ended_by(nix::sys::signal::Signal::SIGINT, &arguments)
 }
 
 fn quarantined() -> Outcome {
@@ -184,14 +226,19 @@ fn quarantined() -> Outcome {
     let report = ends_with("emu:82576,fault=server-dies@1000", 4)?;
     ensure(report.ledger.quarantined_bytes > 0, || {
         format!("{report:?}")
-    })
+    })?;
+    let revocation = report.revocation.ok_or("nothing was revoked")?;
+    ensure_eq(revocation.verdict.as_str(), "quarantined", "the verdict")
 }
 
+/// The ladder stops the device, so that its memory goes back: there is no switch for it (C9).
 fn fenced() -> Outcome {
     let report = ends_with("emu:82576,fault=rxq-stuck", 5)?;
     ensure_eq(report.ledger.quarantined_bytes, 0, "quarantined bytes")?;
     ensure_eq(report.ledger.live_bytes, 0, "live bytes")?;
-    ensure_eq(report.stray_dma, Some(0), "stray DMA")
+    ensure_eq(report.stray_dma, Some(0), "stray DMA")?;
+    let revocation = report.revocation.ok_or("nothing was revoked")?;
+    ensure_eq(revocation.verdict.as_str(), "revoked", "the verdict")
 }
 
 /// Runs on a device that misbehaves; every request ends once all the same.
@@ -220,6 +267,7 @@ fn nonsense() -> Outcome {
     fails_with(&["run", "--seconds", "forever"], 2, &["forever"])?;
     fails_with(&["run", "--seconds", "-1"], 2, &[])?;
     fails_with(&["run", "--size", "1"], 2, &["60"])?;
+    fails_with(&["run", "--break-after", "9"], 2, &["--seconds"])?;
     fails_with(&["run", "--iommu", "magic"], 2, &["container"])?;
     fails_with(&["bind", "--", "-1"], 2, &[])?;
     fails_with(&[], 2, &["run"])

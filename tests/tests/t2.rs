@@ -63,8 +63,13 @@ fn trials(plan: &'static Plan) -> Vec<Trial> {
         }
         let guest = guest.clone();
         let name = format!("{plan}/{iommu}/failstop_run_ends_with_clean_accounts");
+        let breaking = guest.clone();
         trials.push(Trial::test(name, move || {
             guest.alone(|guest| guest.tool_run(iommu))
+        }));
+        let name = format!("{plan}/{iommu}/a_break_in_mid_traffic_is_a_gap_that_is_recovered_from");
+        trials.push(Trial::test(name, move || {
+            breaking.alone(|guest| guest.tool_break(iommu))
         }));
     }
     for name in plan.kernel_cases() {
@@ -181,6 +186,17 @@ impl SharedGuest {
         if report.transport != iommu {
             return Err(format!("asked for {iommu}: {json}").into());
         }
+        Ok(())
+    }
+
+    /// A break by the person who runs it, and the recovery (R10).
+    fn tool_break(&self, iommu: &str) -> Result<(), Failed> {
+        let line = format!(
+            "failstop bind $FAILSTOP_IGB >&2 && \
+             failstop run $FAILSTOP_IGB --seconds 3 --break-after 1 --json --iommu {iommu}"
+        );
+        let json = self.succeeds(&Run::shell(line).timeout(CASE))?;
+        failstop_tests::report::check_recovered(&json, "flr")?;
         Ok(())
     }
 

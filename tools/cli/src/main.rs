@@ -5,14 +5,17 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use failstop::pci::sysfs::Sysfs;
 
 use exit::Exit;
 
 mod bind;
+mod breaking;
 mod emulated;
 mod exit;
+mod flow;
 mod info;
 mod list;
 mod run;
@@ -24,6 +27,7 @@ mod traffic;
 /// reach is never given back until it provably cannot reach it any more.
 #[derive(Parser, Debug)]
 #[command(
+    name = "failstop",
     version,
     after_help = "Exit codes: 0 clean, 1 frames were lost or changed, 2 usage, 3 device not usable, \
                   4 memory left in quarantine, 5 device fenced and not recovered."
@@ -56,6 +60,11 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Command::Run(args) = &cli.command
+        && let Some(why) = args.contradiction()
+    {
+        Cli::command().error(ErrorKind::ValueValidation, why).exit();
+    }
     if let Command::Emulate { arguments } = &cli.command {
         return emulated::emulate(arguments);
     }
@@ -105,8 +114,6 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

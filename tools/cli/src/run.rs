@@ -1,38 +1,30 @@
 //! `failstop run`: opens a device, moves frames in loopback, tears everything down object by
 //! object, and says what the accounts say.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use failstop::device::{CloseReport, Device};
-use failstop::dma::frame::Frame;
 use failstop::dma::ledger::{Ledger, Totals};
+use failstop::ladder::RevocationReport;
 use failstop::name::{DeviceName, NotADevice};
 use failstop::open::IommuChoice;
 use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::completions::Completions;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::breaking::Broken;
 use crate::emulated::{Emulated, EmulatedName};
 use crate::exit::Exit;
-use crate::traffic::{Generator, SHORTEST};
-
-/// Frames of one burst.
-const BURST: usize = 32;
-/// How long the end of a run waits for frames that are still on their way.
-const DRAIN: Duration = Duration::from_millis(500);
-/// How long it takes at most, whatever the device goes on reporting.
-const DRAIN_AT_MOST: Duration = Duration::from_secs(5);
-/// How often the rates that are shown change.
-const SHOW: Duration = Duration::from_millis(250);
+use crate::flow::{Moved, move_frames};
+use crate::traffic::SHORTEST;
 
 /// Options of `failstop run`.
 #[derive(Args, Debug)]
@@ -43,6 +35,9 @@ pub(crate) struct RunArgs {
     /// How long to move frames, in seconds: 0 to 86400
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     seconds: f64,
+    /// Break the device after so many seconds, recover it, and go on: the gap does not count as time
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    break_after: Option<f64>,
     /// Bytes of each frame, 60 to 9724, without the frame check sequence: 1514 is a full standard frame
     #[arg(long, default_value_t = SHORTEST, value_parser = clap::value_parser!(u32).range(i64::from(SHORTEST)..=9724))]
     size: u32,
@@ -52,6 +47,43 @@ pub(crate) struct RunArgs {
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
+}
+
+impl RunArgs {
+    /// What the options ask for together and cannot have.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        let after = self.break_after.filter(|after| *after >= self.seconds)?;
+        Some(format!(
+            "--break-after {after} is not before the end of the run: --seconds is {}",
+            self.seconds
+        ))
+    }
+
+    /// How long frames are moved.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// When the device is broken, if it is to be.
+    pub(crate) fn break_after(&self) -> Option<Duration> {
+        self.break_after.map(Duration::from_secs_f64)
+    }
+
+    /// How long frames are moved after a break.
+    pub(crate) fn time_after_break(&self) -> Duration {
+        self.time()
+            .saturating_sub(self.break_after().unwrap_or_default())
+    }
+
+    /// Bytes of each frame.
+    pub(crate) fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Whether a person looks on.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.json
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -92,11 +124,13 @@ struct Report {
     tx_packets: u64,
     rx_bytes: u64,
     tx_bytes: u64,
+    /// Frames that were on their way when the device was broken.
+    lost_packets: u64,
     payload_errors: u64,
     completions: CompletionsReport,
     ledger: LedgerReport,
-    /// The revocation ladder's report; null when nothing was revoked.
-    revocation: Option<()>,
+    /// The revocation ladder's report, the last if it ran twice; null when nothing was revoked.
+    revocation: Option<RevocationReport>,
     recovered: bool,
     stray_dma: Option<u64>,
     exit: u8,
@@ -116,6 +150,17 @@ struct LedgerReport {
     peak_mappings: u64,
     live_bytes: u64,
     quarantined_bytes: u64,
+}
+
+impl Report {
+    fn count(&mut self, moved: &Moved, size: u32) {
+        self.tx_packets = moved.sent;
+        self.rx_packets = moved.received;
+        self.tx_bytes = moved.sent * u64::from(size);
+        self.rx_bytes = moved.received_bytes;
+        self.lost_packets = moved.lost;
+        self.payload_errors = moved.errors;
+    }
 }
 
 impl From<Completions> for CompletionsReport {
@@ -216,17 +261,27 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         frame_size: config.longest_frame.next_multiple_of(1024).max(2048),
         ..PortConfig::default()
     };
-    let outcome = use_port(options, &device, &port_config, &stop, &mut report, console);
+    let outcome = use_port(options, &device, &port_config, &stop, console);
     // Whatever happened in between, the device is closed and its accounts are read.
     let closed = device.close();
     report.stray_dma = emulated.and_then(Emulated::stop);
-    if let Err(error) = outcome {
-        if closed.left.is_empty() {
-            return Err(error);
+    let (moved, broken) = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) if closed.left.is_empty() => return Err(error),
+        Err(error) => {
+            eprintln!("failstop: {error:#}");
+            (Moved::default(), None)
         }
-        eprintln!("failstop: {error:#}");
+    };
+    report.count(&moved, options.size);
+    let mut went_on = true;
+    if let Some(broken) = broken {
+        report.recovered = broken.recovered.is_ok();
+        report.revocation = broken.revocation;
+        // Whoever was told to stop in the gap owes no frames after it.
+        went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed);
     }
-    let exit = finish(&mut report, &closed, console)?;
+    let exit = finish(&mut report, &closed, went_on, console)?;
     Ok((report, exit))
 }
 
@@ -236,14 +291,30 @@ fn use_port(
     device: &Device,
     config: &PortConfig,
     stop: &AtomicBool,
-    report: &mut Report,
     console: &mut Console<'_>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<(Moved, Option<Broken>)> {
     let mut port = Port::open(device, config)?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
-    move_frames(options, device, &mut port, config, stop, report)?;
+    let (moved, broken) = move_frames(options, device, &mut port, config, stop)?;
+    if let Some(broken) = &broken {
+        say_broken(broken, console)?;
+    }
     tear_down(port, device, console)?;
-    Ok(())
+    Ok((moved, broken))
+}
+
+/// What the ladder did, and what came after it.
+fn say_broken(broken: &Broken, console: &mut Console<'_>) -> io::Result<()> {
+    if let Some(report) = &broken.revocation {
+        console.say(report.to_string().trim_end())?;
+    }
+    match &broken.recovered {
+        Ok(generation) => console.say(&format!(
+            "recovered: {generation} began {} ms after the break",
+            broken.gap.as_millis()
+        )),
+        Err(error) => console.say(&format!("not recovered: {error}")),
+    }
 }
 
 fn ledger_line(ledger: &Ledger) -> String {
@@ -252,75 +323,6 @@ fn ledger_line(ledger: &Ledger) -> String {
         "{} bytes live in {} mappings, {} bytes quarantined",
         totals.live_bytes, totals.live_mappings, totals.quarantined_bytes
     )
-}
-
-/// Sends and receives until time is up, then collects what is on its way.
-fn move_frames(
-    options: &RunArgs,
-    device: &Device,
-    port: &mut Port,
-    config: &PortConfig,
-    stop: &AtomicBool,
-    report: &mut Report,
-) -> anyhow::Result<()> {
-    let mut generator = Generator::new(device.mac(), options.size);
-    let mut outgoing = port.take_frames(BURST).context("no frames to send")?;
-    let mut incoming = port
-        .take_frames(BURST)
-        .context("no frames to receive into")?;
-    // What is on its way has a descriptor that waits for it, so that nothing is dropped.
-    let window = u64::from(config.rx_entries) / 2;
-    let show = Show::new(!options.json && io::stderr().is_terminal());
-    let end = Instant::now() + Duration::from_secs_f64(options.seconds);
-    let mut looked = Instant::now();
-    let mut sending = true;
-    let mut idle_since = None;
-    let mut stopped = None;
-    loop {
-        let now = Instant::now();
-        sending =
-            sending && now < end && !stop.load(Ordering::Relaxed) && device.broken().is_none();
-        if !sending && now - *stopped.get_or_insert(now) > DRAIN_AT_MOST {
-            break;
-        }
-        // A device can report more frames than it was sent.
-        let under_way = report.tx_packets.saturating_sub(report.rx_packets);
-        if sending && under_way + BURST as u64 <= window {
-            report.tx_packets += send(port, &mut generator, &mut outgoing) as u64;
-        }
-        let received = port.rx_burst(&mut incoming);
-        incoming[..received]
-            .iter()
-            .for_each(|frame| generator.check(frame));
-        report.rx_packets += received as u64;
-        if received > 0 {
-            idle_since = None;
-        } else if !sending {
-            let since = *idle_since.get_or_insert(now);
-            if report.rx_packets == report.tx_packets || now - since > DRAIN {
-                break;
-            }
-        } else {
-            // The other side of the loop may need this core.
-            std::thread::yield_now();
-        }
-        if now - looked > SHOW {
-            looked = now;
-            show.rates(report.rx_packets, report.tx_packets);
-        }
-    }
-    report.payload_errors = generator.errors;
-    report.rx_bytes = port.rq().bytes();
-    report.tx_bytes = port.sq().bytes();
-    Ok(())
-}
-
-/// Fills a burst and sends it; returns how many frames went.
-fn send(port: &mut Port, generator: &mut Generator, frames: &mut [Frame]) -> usize {
-    frames.iter_mut().for_each(|frame| generator.write(frame));
-    let sent = port.tx_burst(frames);
-    generator.unsent(frames.len() - sent);
-    sent
 }
 
 /// Destroys a port's objects one by one, children first.
@@ -345,15 +347,20 @@ fn tear_down(port: Port, device: &Device, console: &mut Console<'_>) -> io::Resu
 fn finish(
     report: &mut Report,
     closed: &CloseReport,
+    went_on: bool,
     console: &mut Console<'_>,
 ) -> io::Result<Exit> {
     report.completions = closed.completions.into();
     report.ledger = closed.totals.into();
+    if closed.revocation.is_some() {
+        report.revocation.clone_from(&closed.revocation);
+    }
+    let all_there = report.rx_packets + report.lost_packets == report.tx_packets;
     let exit = if closed.totals.quarantined_bytes > 0 || closed.totals.live_bytes > 0 {
         Exit::Quarantined
     } else if closed.broken.is_some() {
         Exit::Fenced
-    } else if report.payload_errors > 0 || report.rx_packets != report.tx_packets {
+    } else if report.payload_errors > 0 || !all_there || !went_on {
         Exit::Wrong
     } else {
         Exit::Clean
@@ -363,6 +370,12 @@ fn finish(
         "sent {} frames, received {}, {} with errors",
         report.tx_packets, report.rx_packets, report.payload_errors
     ))?;
+    if report.recovered {
+        console.say(&format!(
+            "  {} were on their way when the device was broken",
+            report.lost_packets
+        ))?;
+    }
     let c = &closed.completions;
     console.say(&format!(
         "requests: {} posted = {} successful + {} in error + {} flushed",
@@ -381,6 +394,12 @@ fn finish(
     if let Some(cause) = &closed.broken {
         console.say(&format!("the device was broken: {cause}"))?;
     }
+    if let Some(report) = &closed.revocation {
+        console.say(report.to_string().trim_end())?;
+        if report.quarantined == closed.left {
+            return Ok(exit);
+        }
+    }
     for line in &closed.left {
         console.say(&format!(
             "  kept: {} bytes at {} of {}: {}",
@@ -391,40 +410,4 @@ fn finish(
         ))?;
     }
     Ok(exit)
-}
-
-/// Live rates on a terminal.
-struct Show(Option<(ProgressBar, Instant)>);
-
-impl Show {
-    fn new(on: bool) -> Self {
-        Self(on.then(|| {
-            let bar = ProgressBar::new_spinner();
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-                bar.set_style(style);
-            }
-            (bar, Instant::now())
-        }))
-    }
-
-    fn rates(&self, received: u64, sent: u64) {
-        if let Some((bar, start)) = &self.0 {
-            let seconds = start.elapsed().as_secs_f64();
-            let rate = |n: u64| n as f64 / seconds / 1000.0;
-            bar.set_message(format!(
-                "received {:.0} k/s, sent {:.0} k/s",
-                rate(received),
-                rate(sent)
-            ));
-            bar.tick();
-        }
-    }
-}
-
-impl Drop for Show {
-    fn drop(&mut self) {
-        if let Some((bar, _)) = &self.0 {
-            bar.finish_and_clear();
-        }
-    }
 }

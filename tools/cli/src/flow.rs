@@ -1,0 +1,241 @@
+//! The frames of a run: sent, received and checked, across a break of the device if there is one.
+
+use std::io::{self, IsTerminal};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use failstop::device::Device;
+use failstop::dma::frame::Frame;
+use failstop::port::{Port, PortConfig};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::breaking::{Broken, break_and_recover};
+use crate::run::RunArgs;
+use crate::traffic::Generator;
+
+/// Frames of one burst.
+const BURST: usize = 32;
+/// How long the end of a run waits for frames that are still on their way.
+const DRAIN: Duration = Duration::from_millis(500);
+/// How long it takes at most, whatever the device goes on reporting.
+const DRAIN_AT_MOST: Duration = Duration::from_secs(5);
+/// How often the rates that are shown change.
+const SHOW: Duration = Duration::from_millis(250);
+
+/// The frames of a run.
+#[derive(Default)]
+pub(crate) struct Moved {
+    /// Frames that the device was given to send.
+    pub(crate) sent: u64,
+    /// Frames that came back.
+    pub(crate) received: u64,
+    /// Bytes of them.
+    pub(crate) received_bytes: u64,
+    /// Frames that were on their way when the device was broken, and never came.
+    pub(crate) lost: u64,
+    /// Frames that were not what was sent.
+    pub(crate) errors: u64,
+    /// Frames that came back after the port was carried to a new life of the device.
+    pub(crate) received_after: u64,
+}
+
+/// Sends and receives until time is up, then collects what is on its way. A break, if one is asked
+/// for, is a gap that does not count as time.
+pub(crate) fn move_frames(
+    options: &RunArgs,
+    device: &Device,
+    port: &mut Port,
+    config: &PortConfig,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Moved, Option<Broken>)> {
+    let ended = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        let breaking = options
+            .break_after()
+            .map(|after| scope.spawn(move || break_and_recover(device, after, ended)));
+        let mut flow = Flow::new(options, device, port, config)?;
+        flow.run(options, device, port, breaking.as_ref(), stop);
+        ended.store(true, Ordering::Relaxed);
+        let broken = breaking.and_then(|thread| thread.join().ok().flatten());
+        Ok((flow.moved, broken))
+    })
+}
+
+type Breaking<'scope> = ScopedJoinHandle<'scope, Option<Broken>>;
+
+/// Frames under way.
+struct Flow {
+    generator: Generator,
+    outgoing: Vec<Frame>,
+    incoming: Vec<Frame>,
+    /// Frames that may be under way at once: each has a descriptor that waits for it, so that none
+    /// is dropped.
+    window: u64,
+    /// Frames that are not waited for any more: they were under way at a break.
+    given_up: u64,
+    carried: u64,
+    moved: Moved,
+    show: Show,
+}
+
+impl Flow {
+    fn new(
+        options: &RunArgs,
+        device: &Device,
+        port: &mut Port,
+        config: &PortConfig,
+    ) -> anyhow::Result<Self> {
+        let frames = port.take_frames(BURST);
+        Ok(Self {
+            generator: Generator::new(device.mac(), options.size()),
+            outgoing: frames.context("no frames to send")?,
+            incoming: port
+                .take_frames(BURST)
+                .context("no frames to receive into")?,
+            window: u64::from(config.rx_entries) / 2,
+            given_up: 0,
+            carried: port.carried().times,
+            moved: Moved::default(),
+            show: Show::new(options.is_watched() && io::stderr().is_terminal()),
+        })
+    }
+
+    fn run(
+        &mut self,
+        options: &RunArgs,
+        device: &Device,
+        port: &mut Port,
+        breaking: Option<&Breaking<'_>>,
+        stop: &AtomicBool,
+    ) {
+        let mut end = Instant::now() + options.time();
+        let mut looked = Instant::now();
+        let mut sending = true;
+        let mut over = breaking.is_none();
+        let mut idle_since = None;
+        let mut stopped = None;
+        loop {
+            let now = Instant::now();
+            if !over && breaking.is_some_and(ScopedJoinHandle::is_finished) {
+                over = true;
+                end = now + options.time_after_break();
+            }
+            let broken = device.broken().is_some();
+            // In a gap that is going to end, bursts are called as always.
+            let gap = broken && !over;
+            sending = sending && (gap || !broken && now < end) && !stop.load(Ordering::Relaxed);
+            if !sending && now - *stopped.get_or_insert(now) > DRAIN_AT_MOST {
+                break;
+            }
+            let received = self.turn(port, sending);
+            if received > 0 {
+                idle_since = None;
+            } else if !sending {
+                let since = *idle_since.get_or_insert(now);
+                if self.under_way() == 0 || now - since > DRAIN {
+                    break;
+                }
+            } else {
+                // The other side of the loop may need this core.
+                thread::yield_now();
+            }
+            if now - looked > SHOW {
+                looked = now;
+                self.show.rates(self.moved.received, self.moved.sent);
+            }
+        }
+        self.moved.errors = self.generator.errors;
+        self.moved.lost = self.generator.lost;
+    }
+
+    /// Frames that are expected to come. A device can report more than it was sent.
+    fn under_way(&self) -> u64 {
+        let sent = self.moved.sent.saturating_sub(self.given_up);
+        sent.saturating_sub(self.moved.received)
+    }
+
+    /// A burst each way. Returns how many frames came.
+    fn turn(&mut self, port: &mut Port, sending: bool) -> usize {
+        if sending && self.under_way() + BURST as u64 <= self.window {
+            let sent = self.send(port) as u64;
+            // What went just now went after the break.
+            self.look_for_gap(port);
+            self.moved.sent += sent;
+        }
+        let received = port.rx_burst(&mut self.incoming);
+        let lost = self.generator.lost;
+        for frame in &self.incoming[..received] {
+            self.generator.check(frame);
+            self.moved.received_bytes += u64::from(frame.len());
+        }
+        self.moved.received += received as u64;
+        if self.generator.lost > lost {
+            // The first frame after the gap tells how many there were.
+            self.given_up = self.generator.lost;
+        }
+        if self.carried > 0 {
+            self.moved.received_after += received as u64;
+        }
+        self.look_for_gap(port);
+        received
+    }
+
+    /// Whether the port was carried to a new life of the device: what was under way is not waited
+    /// for any more.
+    fn look_for_gap(&mut self, port: &Port) {
+        let carried = port.carried().times;
+        if carried != self.carried {
+            self.carried = carried;
+            self.given_up = self.moved.sent.saturating_sub(self.moved.received);
+            self.generator.gap();
+        }
+    }
+
+    /// Fills a burst and sends it; returns how many frames went.
+    fn send(&mut self, port: &mut Port) -> usize {
+        for frame in &mut self.outgoing {
+            self.generator.write(frame);
+        }
+        let sent = port.tx_burst(&mut self.outgoing);
+        self.generator.unsent(self.outgoing.len() - sent);
+        sent
+    }
+}
+
+/// Live rates on a terminal.
+struct Show(Option<(ProgressBar, Instant)>);
+
+impl Show {
+    fn new(on: bool) -> Self {
+        Self(on.then(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+                bar.set_style(style);
+            }
+            (bar, Instant::now())
+        }))
+    }
+
+    fn rates(&self, received: u64, sent: u64) {
+        if let Some((bar, start)) = &self.0 {
+            let seconds = start.elapsed().as_secs_f64();
+            let rate = |n: u64| n as f64 / seconds / 1000.0;
+            bar.set_message(format!(
+                "received {:.0} k/s, sent {:.0} k/s",
+                rate(received),
+                rate(sent)
+            ));
+            bar.tick();
+        }
+    }
+}
+
+impl Drop for Show {
+    fn drop(&mut self) {
+        if let Some((bar, _)) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
