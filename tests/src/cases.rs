@@ -90,5 +90,6 @@ pub const CASES: &[Case] = cases! {
         ping_gets_100_answers,
         tcp_stream_of_16_mib_each_way_arrives_whole,
         capture_on_the_kernel_side_equals_what_the_port_received,
+        frames_sent_at_a_broken_device_change_no_byte,
     }
 };

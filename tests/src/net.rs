@@ -13,7 +13,8 @@ mod stack;
 
 pub(crate) use cases::{
     a_stack_needs_spare_frames, capture_on_the_kernel_side_equals_what_the_port_received,
-    ping_gets_100_answers, tcp_stream_of_16_mib_each_way_arrives_whole,
+    frames_sent_at_a_broken_device_change_no_byte, ping_gets_100_answers,
+    tcp_stream_of_16_mib_each_way_arrives_whole,
     what_a_stack_queues_goes_out_in_order_and_comes_back,
 };
 

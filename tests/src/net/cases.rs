@@ -1,13 +1,17 @@
-//! The cases: ours in loopback, and three against the kernel.
+//! The cases: ours in loopback, and four against the kernel.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
+use failstop::dma::region::Pool;
+use failstop::ladder::Word;
+use failstop::objects::QueueInit;
 use failstop::port::{Port, PortConfig};
+use failstop::queues::lifecycle::Cause;
 use failstop::smoltcp::{PortDevice, STANDARD_FRAME};
 use libtest_mimic::Failed;
 use sha2::{Digest, Sha256};
@@ -24,6 +28,8 @@ use crate::fixture::{Fixture, Outcome, close_clean, ensure, ensure_eq, self_addr
 
 /// Bytes of a stream in each direction.
 const STREAM: usize = 16 << 20;
+/// Where everybody on the wire hears it.
+const BROADCAST: &str = "192.0.2.255:9";
 /// The port on which our side listens.
 const TCP_PORT: u16 = 7000;
 /// Bytes that our side's socket holds in each direction: fewer frames than a ring has descriptors,
@@ -122,6 +128,74 @@ pub(crate) fn capture_on_the_kernel_side_equals_what_the_port_received(
     frames::ensure_same(&frames::read(&recording)?, &sent)?;
     drop(nic);
     close_clean(device).map(drop)
+}
+
+pub(crate) fn frames_sent_at_a_broken_device_change_no_byte(fixture: &Fixture) -> Outcome {
+    const FRAMES: u32 = 64;
+    const POISON: [u8; 2048] = [0xA5; 2048];
+    let device = stack::open(fixture)?;
+    let pd = device.alloc_pd()?;
+    let (mr, mut pool) = pd.register(FRAMES, POISON.len() as u32)?;
+    let poison = |pool: &mut Pool| -> Outcome {
+        let frames = pool.take_many(pool.available()).ok_or("no frames")?;
+        for mut frame in frames {
+            frame.fill(&POISON)?;
+            pool.put(frame).map_err(|_| "a frame of another region")?;
+        }
+        Ok(())
+    };
+    poison(&mut pool)?;
+    let cq = device.create_cq(FRAMES)?;
+    let mut rq = pd.create_rq(QueueInit {
+        pd: &pd,
+        cq: &cq,
+        mr: &mr,
+        pool: &mut pool,
+        entries: FRAMES / 2,
+        number: 0,
+    })?;
+    let nic = KernelNic::silent()?;
+    nic.set_address(KERNEL_ADDRESS)?;
+    let shout = UdpSocket::bind((KERNEL_ADDRESS.split('/').next().unwrap_or_default(), 0))?;
+    shout.set_broadcast(true)?;
+    let send = |count: u32| -> Outcome {
+        for _ in 0..count {
+            shout.send_to(&[0x5A; 1000], BROADCAST)?;
+        }
+        thread::sleep(Duration::from_millis(300));
+        Ok(())
+    };
+    // The wire works: what is sent arrives.
+    send(3)?;
+    let mut frames = pool.take_many(8).ok_or("no frames")?;
+    ensure(rq.burst(&mut frames) >= 3, || {
+        "nothing arrives before the break".into()
+    })?;
+    drop(frames);
+    device.break_now(Cause::User);
+    let report = device.revocation().ok_or("no report")?;
+    ensure_eq(report.verdict, Word::Revoked, &report.to_string())?;
+    // What came before the break, and while it was under way, came; from here on nothing may.
+    let mut frames = pool.take_many(8).ok_or("no frames")?;
+    while rq.burst(&mut frames) > 0 {}
+    drop(frames);
+    let completions = rq.completions();
+    ensure_eq(completions.outstanding(), 0, "outstanding requests")?;
+    rq.destroy();
+    poison(&mut pool)?;
+    send(100)?;
+    let mut bytes = [0; POISON.len()];
+    for frame in pool
+        .take_many(FRAMES as usize)
+        .ok_or("frames are missing")?
+    {
+        let mut frame = frame;
+        frame.set_len(POISON.len() as u32)?;
+        frame.copy_to(&mut bytes);
+        ensure(bytes == POISON, || "a byte changed after the break".into())?;
+    }
+    drop((pool, mr, cq, pd, nic));
+    ensure_eq(device.close().left, Vec::new(), "ledger")
 }
 
 /// Lets the kernel's ping ask us.
