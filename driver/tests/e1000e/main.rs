@@ -1,0 +1,288 @@
+//! How the 82574's queues stop, and what goes on beside them.
+
+mod model;
+
+use failstop::device::{Device, Options};
+use failstop::e1000e::bits::InterruptCause;
+use failstop::e1000e::registers as reg;
+use failstop::intel::bits::{Control, ReceiveControl, Status, TransmitControl};
+use failstop::objects::CreateError;
+use failstop::port::{Parts, Port, PortConfig};
+use failstop::provider::Config;
+use failstop::queues::lifecycle::Cause;
+use failstop_pci::clock::ManualClock;
+use std::sync::Arc;
+
+use model::{CANARY_PLANTED, Model, Written};
+
+fn open(model: &Arc<Model>) -> Device {
+    let options = Options {
+        clock: Arc::new(ManualClock::default()),
+        ..Options::default()
+    };
+    Device::open_with(model.clone(), &Config::default(), options).unwrap()
+}
+
+fn parts(device: &Device) -> Parts {
+    Port::open(device, &PortConfig::default())
+        .unwrap()
+        .into_parts()
+}
+
+fn receives(model: &Model) -> bool {
+    model.register(reg::RCTL) & ReceiveControl::RXEN.bits() != 0
+}
+
+fn sends(model: &Model) -> bool {
+    model.register(reg::TCTL) & TransmitControl::TXEN.bits() != 0
+}
+
+/// The steps of the stop among what was written.
+fn steps(written: &[Written]) -> Vec<&'static str> {
+    let disable = Control::GIO_MASTER_DISABLE.bits();
+    let mut steps = Vec::new();
+    for write in written {
+        let step = match *write {
+            Written(at, value) if at == reg::RCTL.offset() => {
+                match value & ReceiveControl::RXEN.bits() {
+                    0 => continue,
+                    _ => "receiver on",
+                }
+            }
+            Written(at, value) if at == reg::CTRL.offset() => {
+                match (value & Control::RST.bits(), value & disable) {
+                    (0, 0) => "master on",
+                    (0, _) => "master off",
+                    _ => "reset",
+                }
+            }
+            Written(at, _) if at == reg::RXCSUM.offset() => "canary",
+            _ => continue,
+        };
+        if steps.last() != Some(&step) {
+            steps.push(step);
+        }
+    }
+    steps
+}
+
+#[test]
+fn a_port_comes_and_goes_without_a_trace() {
+    let model = Model::new();
+    let device = open(&model);
+    assert_eq!((device.provider(), device.part()), ("e1000e", "82574"));
+    drop(parts(&device));
+    let report = device.close();
+    assert_eq!(report.broken, None);
+    assert_eq!(report.left, []);
+}
+
+#[test]
+fn a_queue_is_stopped_by_handshake_reset_and_handshake() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    drop(parts.sq);
+    model.take_written();
+    parts.rq.destroy();
+    assert_eq!(
+        steps(&model.take_written()),
+        [
+            "master off",
+            "canary",
+            "reset",
+            "master off",
+            "canary",
+            "master on"
+        ]
+    );
+    assert!(!receives(&model) && !sends(&model));
+    assert_eq!(model.register(reg::RDBAL), 0, "the ring's address stays");
+    assert_eq!(device.broken(), None);
+}
+
+#[test]
+fn the_other_queue_goes_on_where_it_was() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    let ring = model.register(reg::TDBAL);
+    model.set(reg::TDH, 7);
+    model.set(reg::TDT, 9);
+    parts.rq.destroy();
+    assert!(sends(&model) && !receives(&model));
+    assert_eq!(model.register(reg::TDBAL), ring);
+    assert_eq!(model.register(reg::TDLEN), 512 * 16);
+    assert_eq!((model.register(reg::TDH), model.register(reg::TDT)), (7, 9));
+    assert_eq!(device.broken(), None);
+}
+
+#[test]
+fn a_doorbell_that_the_reset_swallowed_is_rung_again() {
+    let model = Model::new();
+    let device = open(&model);
+    let mut parts = parts(&device);
+    let posted = model.register(reg::RDT);
+    assert_eq!(posted, 511);
+    parts.sq.destroy();
+    // As if it had been rung between the reading of the tail and the reset.
+    model.set(reg::RDT, 0);
+    let mut frames = parts.pool.take_many(1).unwrap();
+    assert_eq!(parts.rq.burst(&mut frames), 0);
+    assert_eq!(model.register(reg::RDT), posted);
+    // And once only.
+    model.set(reg::RDT, 0);
+    assert_eq!(parts.rq.burst(&mut frames), 0);
+    assert_eq!(model.register(reg::RDT), 0);
+}
+
+#[test]
+fn a_sleeper_beside_the_stopped_queue_is_woken_to_ring_again() {
+    let model = Model::with_vectors(1);
+    let device = open(&model);
+    let parts = parts(&device);
+    model.take_written();
+    parts.sq.destroy();
+    let cause = InterruptCause::RXQ0.bits();
+    let written = model.take_written();
+    let armed = written.contains(&Written(reg::IMS.offset(), cause));
+    let fired = written.contains(&Written(reg::ICS.offset(), cause));
+    assert!(armed && fired, "{written:?}");
+    assert_eq!(model.register(reg::IVAR), 0x8);
+}
+
+#[test]
+fn requests_that_stay_pending_until_the_reset_stop_nothing() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    // As with the link down on siblings.
+    model.keep_master_until_resets(1);
+    drop(parts);
+    assert_eq!(device.broken(), None);
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn a_status_that_stays_set_after_one_reset_is_reset_twice() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    drop(parts.sq);
+    let before = model.resets();
+    model.keep_master_until_resets(2);
+    parts.rq.destroy();
+    assert_eq!(model.resets() - before, 2);
+    assert_eq!(device.broken(), None);
+}
+
+#[test]
+fn a_device_that_never_lets_go_of_the_bus_is_broken() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    model.keep_master_until_resets(u32::MAX);
+    parts.rq.destroy();
+    assert!(
+        matches!(device.broken(), Some(Cause::StopFailed { .. })),
+        "{:?}",
+        device.broken()
+    );
+}
+
+#[test]
+fn a_software_reset_that_resets_nothing_stops_nothing() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    model.ignore_resets();
+    parts.rq.destroy();
+    assert!(
+        matches!(device.broken(), Some(Cause::StopFailed { .. })),
+        "{:?}",
+        device.broken()
+    );
+}
+
+#[test]
+fn c32_a_status_of_zero_is_no_answer() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    model.answer(reg::STATUS, 0);
+    parts.rq.destroy();
+    assert!(
+        matches!(device.broken(), Some(Cause::Gone { .. })),
+        "{:?}",
+        device.broken()
+    );
+}
+
+#[test]
+fn c43_the_canary_is_planted_again_after_every_stop() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    parts.rq.destroy();
+    assert_eq!(model.register(reg::RXCSUM), CANARY_PLANTED);
+    parts.sq.destroy();
+    assert_eq!(model.register(reg::RXCSUM), CANARY_PLANTED);
+}
+
+#[test]
+fn with_the_link_down_nobody_waits_for_what_cannot_be_sent() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    model.set_link(false);
+    model.set(reg::TDT, 9);
+    assert!(!device.link().up);
+    drop(parts);
+    assert_eq!(device.broken(), None);
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn long_packets_need_buffers_for_the_longest_that_may_come() {
+    let model = Model::new();
+    let config = Config {
+        longest_frame: 9000,
+        ..Config::default()
+    };
+    let options = Options {
+        clock: Arc::new(ManualClock::default()),
+        ..Options::default()
+    };
+    let device = Device::open_with(model.clone(), &config, options).unwrap();
+    assert_eq!(device.least_frame_size(), 16 * 1024);
+    let frames = |frame_size| PortConfig {
+        frame_size,
+        rx_entries: 64,
+        tx_entries: 64,
+        spare_frames: 8,
+    };
+    assert!(matches!(
+        Port::open(&device, &frames(10_240)),
+        Err(CreateError::FrameSize { .. })
+    ));
+    let port = Port::open(&device, &frames(device.least_frame_size())).unwrap();
+    let control = model.register(reg::RCTL);
+    assert_eq!(control & 0x7A03_0000, 0x0201_0000, "buffer size");
+    assert_eq!(control & ReceiveControl::LPE.bits(), 0x20);
+    drop(port);
+}
+
+#[test]
+fn a_reading_while_stopped_shows_the_forced_duplex_mode() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    // Half duplex, as a hub's: the bit is there only because the stop forces it.
+    model.set_half_duplex();
+    drop(parts);
+    assert_eq!(device.broken(), None);
+    assert!(!device.link().full_duplex);
+    let control = Control::from_bits_retain(model.register(reg::CTRL));
+    assert!(!control.contains(Control::FRCDPLX));
+    assert!(!Status::from_bits_retain(model.status()).contains(Status::FD));
+}

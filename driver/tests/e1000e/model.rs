@@ -1,0 +1,283 @@
+//! As much of an 82574 as the driver's control path looks at.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use failstop::e1000e::registers as reg;
+use failstop::intel::bits::{Control, Status};
+use failstop_pci::id::{DeviceId, Generation};
+use failstop_pci::register::{Reg, Value};
+use failstop_pci::testing::{FakeFunction, limits_39_bits};
+use failstop_pci::transport::{
+    AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
+    RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
+};
+
+/// RXCSUM after a reset, from the datasheet: IPOFLD and TUOFLD.
+const CANARY_RESET: u32 = 0x0300;
+/// What the driver makes of it.
+pub(crate) const CANARY_PLANTED: u32 = 0x030E;
+
+/// A register, bytes from the start of BAR 0, and what was written to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Written(pub(crate) u32, pub(crate) u32);
+
+#[derive(Debug)]
+struct State {
+    written: Vec<Written>,
+    resets: u32,
+    /// Master enable stays set until so many more resets.
+    keeps_master: u32,
+    ignores_resets: bool,
+    link: bool,
+    half_duplex: bool,
+}
+
+/// A function that resets by CTRL.RST and shakes hands by STATUS.
+#[derive(Debug)]
+pub(crate) struct Model {
+    function: FakeFunction,
+    state: Mutex<State>,
+}
+
+impl Model {
+    pub(crate) fn new() -> Arc<Self> {
+        Self::with(|function| function)
+    }
+
+    pub(crate) fn with_vectors(vectors: u32) -> Arc<Self> {
+        Self::with(|function| function.with_interrupts(vectors))
+    }
+
+    fn with(change: impl FnOnce(FakeFunction) -> FakeFunction) -> Arc<Self> {
+        let mut header = vec![0; 64];
+        header[..4].copy_from_slice(&[0x86, 0x80, 0xd3, 0x10]);
+        header[0x0a..0x0c].copy_from_slice(&[0x00, 0x02]);
+        let function = FakeFunction::new(limits_39_bits())
+            .unwrap()
+            .with_config(&header)
+            .by_messages();
+        let state = State {
+            written: Vec::new(),
+            resets: 0,
+            keeps_master: 0,
+            ignores_resets: false,
+            link: true,
+            half_duplex: false,
+        };
+        let model = Self {
+            function: change(function),
+            state: Mutex::new(state),
+        };
+        model.reset_registers();
+        Arc::new(model)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    pub(crate) fn register<V: Value>(&self, register: Reg<V>) -> u32 {
+        self.function.register(register.offset().into())
+    }
+
+    pub(crate) fn set<V: Value>(&self, register: Reg<V>, value: u32) {
+        self.function.set_register(register.offset().into(), value);
+    }
+
+    pub(crate) fn answer<V: Value>(&self, register: Reg<V>, value: u32) {
+        self.function
+            .answer_register(register.offset().into(), value);
+    }
+
+    pub(crate) fn take_written(&self) -> Vec<Written> {
+        std::mem::take(&mut self.state().written)
+    }
+
+    pub(crate) fn resets(&self) -> u32 {
+        self.state().resets
+    }
+
+    pub(crate) fn keep_master_until_resets(&self, resets: u32) {
+        self.state().keeps_master = resets;
+    }
+
+    pub(crate) fn ignore_resets(&self) {
+        self.state().ignores_resets = true;
+    }
+
+    pub(crate) fn set_link(&self, up: bool) {
+        self.state().link = up;
+    }
+
+    pub(crate) fn set_half_duplex(&self) {
+        self.state().half_duplex = true;
+    }
+
+    fn reset_registers(&self) {
+        let addresses = [
+            (reg::RAL.offset(), 0x8200_0002),
+            (reg::RAH.offset(), 0x8000_6057),
+        ];
+        for offset in (0..0x6000).step_by(4) {
+            self.function.set_register(offset, 0);
+        }
+        for (offset, value) in addresses {
+            self.function.set_register(offset.into(), value);
+        }
+        self.set(reg::CTRL, (Control::FD | Control::SLU).bits());
+        self.set(reg::EECD, 0x200);
+        self.set(reg::RXCSUM, CANARY_RESET);
+    }
+
+    /// What STATUS reads.
+    pub(crate) fn status(&self) -> u32 {
+        let control = Control::from_bits_retain(self.register(reg::CTRL));
+        let state = self.state();
+        let mut status = Status::empty();
+        status.set(Status::LU, state.link);
+        let full = match control.contains(Control::FRCDPLX) {
+            true => control.contains(Control::FD),
+            false => !state.half_duplex,
+        };
+        status.set(Status::FD, full);
+        let master = state.keeps_master > 0 || !control.contains(Control::GIO_MASTER_DISABLE);
+        status.set(Status::GIO_MASTER_ENABLE, master);
+        status.bits()
+    }
+
+    fn written(&self, offset: u32, value: u32) {
+        self.state().written.push(Written(offset, value));
+        if offset == reg::MDIC.offset() {
+            self.set(reg::MDIC, value | 1 << 28);
+        }
+        if offset == reg::CTRL.offset() && value & Control::RST.bits() != 0 {
+            let mut state = self.state();
+            if state.ignores_resets {
+                drop(state);
+                return self.set(reg::CTRL, value & !Control::RST.bits());
+            }
+            state.resets += 1;
+            if state.keeps_master < u32::MAX {
+                state.keeps_master = state.keeps_master.saturating_sub(1);
+            }
+            drop(state);
+            self.reset_registers();
+        }
+    }
+}
+
+impl Transport for Model {
+    fn id(&self) -> DeviceId {
+        self.function.id()
+    }
+
+    fn name(&self) -> &str {
+        "model"
+    }
+
+    fn kind(&self) -> Kind {
+        self.function.kind()
+    }
+
+    fn strength(&self) -> Strength {
+        self.function.strength()
+    }
+
+    fn region(&self, index: RegionIndex) -> Region {
+        self.function.region(index)
+    }
+
+    fn read(
+        &self,
+        generation: Generation,
+        index: RegionIndex,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), AccessError> {
+        if index == RegionIndex::Bar(0) && offset == u64::from(reg::STATUS.offset()) {
+            self.set(reg::STATUS, self.status());
+        }
+        self.function.read(generation, index, offset, data)
+    }
+
+    fn write(
+        &self,
+        generation: Generation,
+        index: RegionIndex,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
+        self.function.write(generation, index, offset, data)?;
+        if index == RegionIndex::Bar(0)
+            && let Ok(bytes) = data.try_into()
+        {
+            self.written(offset as u32, u32::from_le_bytes(bytes));
+        }
+        Ok(())
+    }
+
+    fn post(
+        &self,
+        generation: Generation,
+        index: RegionIndex,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), AccessError> {
+        self.write(generation, index, offset, data)
+    }
+
+    fn expire(&self, generation: Generation) {
+        self.function.expire(generation);
+    }
+
+    fn region_file(&self, index: RegionIndex, offset: u64) -> io::Result<(OwnedFd, u64)> {
+        self.function.region_file(index, offset)
+    }
+
+    fn dma_limits(&self) -> io::Result<DmaLimits> {
+        self.function.dma_limits()
+    }
+
+    fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
+        self.function.dma_map(iova, memory)
+    }
+
+    fn dma_unmap(&self, iova: Iova, len: u64) -> Unmapped {
+        self.function.dma_unmap(iova, len)
+    }
+
+    fn irq_count(&self, index: IrqIndex) -> u32 {
+        self.function.irq_count(index)
+    }
+
+    fn set_irqs(
+        &self,
+        index: IrqIndex,
+        first: u32,
+        eventfds: &[BorrowedFd<'_>],
+    ) -> Result<(), IrqError> {
+        self.function.set_irqs(index, first, eventfds)
+    }
+
+    fn reset(&self) -> Result<(), ResetFailed> {
+        self.function.reset()?;
+        self.reset_registers();
+        Ok(())
+    }
+
+    fn reset_methods(&self) -> Vec<ResetMethod> {
+        self.function.reset_methods()
+    }
+
+    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
+        self.function.reset_by(method)?;
+        self.reset_registers();
+        Ok(())
+    }
+
+    fn hang_up(&self) {
+        self.function.hang_up();
+    }
+}
