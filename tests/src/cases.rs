@@ -18,6 +18,9 @@ pub enum Needs {
     KernelVfio,
     /// The same, on a machine whose settings the case may change: a guest.
     OwnMachine,
+    /// A guest's device, on a machine whose settings the case may change, with its link down while
+    /// the case runs.
+    LinkDown,
     /// A wire to a NIC under the kernel's own driver, which `FAILSTOP_KERNEL_NIC` names.
     KernelPeer,
 }
@@ -49,6 +52,10 @@ pub const CASES: &[Case] = cases! {
         a_parent_in_use_is_busy_and_stays_whole,
         region_churn_on_a_live_port_leaves_no_quarantine,
         wrong_sizes_are_refused_and_leave_nothing,
+        a_queue_goes_and_comes_back_beside_the_other,
+    }
+    LinkDown: life {
+        a_hundred_closes_with_link_down_quarantine_nothing,
     }
     Loopback: breaking {
         a_break_in_traffic_is_revoked_and_recovered_under_the_same_port,
@@ -72,6 +79,7 @@ pub const CASES: &[Case] = cases! {
         c26_a_sleeper_is_woken_by_a_frame,
         c26_a_frame_that_came_before_the_sleep_is_not_left_lying,
         a_sleep_without_frames_times_out,
+        a_sleeper_outlasts_the_send_queue_beside_it,
     }
     Loopback: net {
         what_a_stack_queues_goes_out_in_order_and_comes_back,

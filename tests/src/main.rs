@@ -16,6 +16,8 @@ fn main() -> std::process::ExitCode {
         Needs::KernelVfio => !emulated,
         // Only guests of the QEMU tier have a topology.
         Needs::OwnMachine => std::env::var_os("FAILSTOP_TOPOLOGY").is_some(),
+        // Whoever took it down says so.
+        Needs::LinkDown => std::env::var_os("FAILSTOP_LINK_DOWN").is_some(),
         Needs::KernelPeer => peer && !emulated,
     };
     let trials = CASES

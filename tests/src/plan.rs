@@ -83,7 +83,12 @@ const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
 
 const BOTH: &[&str] = &["container", "iommufd"];
 const CONTAINER: &[&str] = &["container"];
-const DEVICE: &[Needs] = &[Needs::Loopback, Needs::KernelVfio, Needs::OwnMachine];
+const DEVICE: &[Needs] = &[
+    Needs::Loopback,
+    Needs::KernelVfio,
+    Needs::OwnMachine,
+    Needs::LinkDown,
+];
 
 /// Everything that the QEMU tier runs.
 pub const PLANS: &[Plan] = &[
@@ -124,7 +129,7 @@ pub const PLANS: &[Plan] = &[
         topology: "two-e1000e",
         device: "e1000e",
         machine: None,
-        iommu: BOTH,
+        iommu: &["iommufd"],
         offers: DEVICE,
     },
     Plan {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use failstop_tests::cases::{Case, Needs};
 use failstop_tests::plan::{PLANS, Plan};
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtask::protocol::Run;
@@ -55,7 +56,7 @@ fn trials(plan: &'static Plan) -> Vec<Trial> {
             let guest = guest.clone();
             let name = format!("{plan}/{iommu}/{}", case.name);
             trials.push(Trial::test(name, move || {
-                guest.alone(|guest| guest.case(case.name, iommu))
+                guest.alone(|guest| guest.case(case, iommu))
             }));
         }
         if !plan.runs_tool() {
@@ -167,12 +168,35 @@ impl SharedGuest {
     }
 
     /// Runs one case of the suite.
-    fn case(&self, name: &str, iommu: &str) -> Result<(), Failed> {
+    fn case(&self, case: &Case, iommu: &str) -> Result<(), Failed> {
+        if case.needs != Needs::LinkDown {
+            return self.suite(case.name, iommu, &[]);
+        }
+        self.set_link(false)?;
+        let outcome = self.suite(case.name, iommu, &[("FAILSTOP_LINK_DOWN", "1")]);
+        self.set_link(true)?;
+        outcome
+    }
+
+    /// Takes the link of the device under test up or down.
+    fn set_link(&self, up: bool) -> Result<(), Failed> {
+        let arguments = serde_json::json!({"name": self.plan.device, "up": up});
+        let mut qmp = self.get()?.qmp().map_err(words)?;
+        qmp.execute("set_link", arguments).map_err(words)?;
+        Ok(())
+    }
+
+    /// The same, with more variables in its environment.
+    fn suite(&self, name: &str, iommu: &str, more: &[(&str, &str)]) -> Result<(), Failed> {
         let device = self.plan.device_variable();
         let line = format!(
             "failstop bind ${device} >&2 && FAILSTOP_DEVICE=${device} failstop-suite --exact {name}"
         );
-        self.one_test(&Run::shell(line).env("FAILSTOP_IOMMU", iommu).timeout(CASE))
+        let run = Run::shell(line).env("FAILSTOP_IOMMU", iommu).timeout(CASE);
+        let run = more
+            .iter()
+            .fold(run, |run, (name, value)| run.env(*name, *value));
+        self.one_test(&run)
     }
 
     /// The main job, as a person runs it.

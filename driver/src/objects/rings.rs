@@ -3,6 +3,7 @@
 //! A ring is generic over its format, so that the loops of a burst are compiled for it; which format
 //! it is, is one comparison per burst.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,25 +34,21 @@ pub(super) fn layout(life: &Life) -> Layout {
 #[derive(Debug)]
 pub(super) struct Restarts {
     count: Arc<AtomicU32>,
-    seen: AtomicU32,
+    seen: Cell<u32>,
 }
 
 impl Restarts {
     fn new(count: Option<Arc<AtomicU32>>) -> Self {
         let count = count.unwrap_or_default();
-        let seen = AtomicU32::new(count.load(Ordering::Acquire));
+        let seen = Cell::new(count.load(Ordering::Acquire));
         Self { count, seen }
     }
 
-    /// True once after each such reset. Two loads and a comparison when there was none.
+    /// True once after each such reset. Two loads, a store and a comparison.
     #[inline(always)]
     fn is_due(&self) -> bool {
         let now = self.count.load(Ordering::Acquire);
-        let due = now != self.seen.load(Ordering::Relaxed);
-        if due {
-            self.seen.store(now, Ordering::Relaxed);
-        }
-        due
+        self.seen.replace(now) != now
     }
 }
 

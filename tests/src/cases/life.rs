@@ -1,7 +1,10 @@
 //! Opening, closing, making and destroying.
 
+use std::time::{Duration, Instant};
+
 use failstop::objects::{CreateError, QueueInit};
-use failstop::port::{Port, PortConfig};
+use failstop::port::{Parts, Port, PortConfig};
+use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
 
 use crate::fixture::{
@@ -186,4 +189,79 @@ pub(super) fn wrong_sizes_are_refused_and_leave_nothing(fixture: &Fixture) -> Ou
     )?;
     drop((mr, pool, cq, pd, other));
     close_clean(device).map(drop)
+}
+
+pub(super) fn a_queue_goes_and_comes_back_beside_the_other(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    let config = PortConfig::default();
+    let Parts {
+        mut rq,
+        mut sq,
+        mut pool,
+        mr,
+        rx_cq,
+        tx_cq,
+        pd,
+    } = Port::open(&device, &config)?.into_parts();
+    for turn in 0..6 {
+        // What was posted before the other queue went is received or sent after it.
+        let bytes = self_addressed(&device, 60, turn);
+        let mut frame = pool.take_many(1).ok_or("no frame to send")?;
+        frame[0].fill(&bytes)?;
+        if turn % 2 == 0 {
+            drop(rq);
+            rq = pd.create_rq(QueueInit {
+                pd: &pd,
+                cq: &rx_cq,
+                mr: &mr,
+                pool: &mut pool,
+                entries: config.rx_entries,
+                number: 0,
+            })?;
+        } else {
+            drop(sq);
+            sq = pd.create_sq(QueueInit {
+                pd: &pd,
+                cq: &tx_cq,
+                mr: &mr,
+                pool: &mut pool,
+                entries: config.tx_entries,
+                number: 0,
+            })?;
+        }
+        ensure_eq(device.broken(), None, "broken")?;
+        ensure_eq(sq.burst(&mut frame), 1, "frames sent")?;
+        let end = Instant::now() + Duration::from_secs(5);
+        while rq.burst(&mut frame) == 0 {
+            ensure(Instant::now() < end, || {
+                format!("turn {turn}: no frame came within 5 s")
+            })?;
+            std::thread::yield_now();
+        }
+        let mut copy = vec![0; bytes.len()];
+        frame[0].copy_to(&mut copy);
+        ensure_eq(copy, bytes, "the frame")?;
+    }
+    drop((rq, sq, pool, mr, rx_cq, tx_cq, pd));
+    close_clean(device).map(drop)
+}
+
+pub(super) fn a_hundred_closes_with_link_down_quarantine_nothing(fixture: &Fixture) -> Outcome {
+    for _ in 0..5 {
+        let device = fixture.open_with(&Config::default())?;
+        for turn in 0..20 {
+            let mut port = Port::open(&device, &PortConfig::default())?;
+            ensure(!device.link().up, || "the link is up".into())?;
+            // Frames that never go out.
+            for _ in 0..8 {
+                send(&mut port, &self_addressed(&device, 60, turn))?;
+            }
+            drop(port);
+            ensure_eq(device.broken(), None, "broken")?;
+            ensure_eq(device.ledger().lines(), Vec::new(), "ledger")?;
+        }
+        ensure(device.revocation().is_none(), || "a ladder ran".into())?;
+        close_clean(device)?;
+    }
+    Ok(())
 }
