@@ -167,6 +167,7 @@ fn c13_frames_add_up_wherever_they_are() {
     assert_eq!(region.census().home, 16);
 }
 
+/// Every queue that held one of its addresses is acknowledged first (R3.3).
 #[test]
 fn a_region_that_a_ring_holds_is_not_released() {
     let bench = Bench::new();

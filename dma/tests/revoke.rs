@@ -39,6 +39,7 @@ fn reasons(lines: &[Line]) -> Vec<(State, &'static str)> {
         .collect()
 }
 
+/// The verdict is the ground, not the call (R3.2).
 #[test]
 fn memory_is_released_after_its_unmap_and_not_by_it() {
     let bench = Bench::new();
@@ -177,6 +178,7 @@ fn a_stop_of_another_function_is_no_ground() {
     assert!(ReleaseProof::stopped(&stopped, &bench.space).is_none());
 }
 
+/// Only what was unmapped exactly counts (R4.6).
 #[test]
 fn c5_c6_an_unmap_that_was_not_exact_keeps_record_and_memory() {
     for outcome in [
@@ -392,6 +394,7 @@ fn told_to_stop_it_says_what_was_not_tried() {
     );
 }
 
+/// A closed ledger knows of every map in flight (R2).
 #[test]
 fn c34_a_map_in_flight_at_the_break_counts_and_then_unmaps_itself() {
     for recovered in [false, true] {
@@ -639,6 +642,7 @@ fn an_owner_that_lets_go_while_the_ladder_unmaps_needs_no_other_ground() {
     assert_eq!(bench.space.ledger().lines(), []);
 }
 
+/// What a device goes on with is stopped before its mappings go (C7).
 #[test]
 fn reset_precedes_unmap_in_what_the_backend_saw() {
     let bench = Bench::new();

@@ -398,6 +398,7 @@ impl<'a> Climb<'a> {
         self.hand.call(clock, deadline, move || call(&function))
     }
 
+    /// The device is marked already, by who broke it (R4.1).
     fn mark(&mut self) -> Ended {
         self.function.space.close();
         // No MSI will come: whoever sleeps is woken by us (C40).
@@ -458,6 +459,7 @@ impl<'a> Climb<'a> {
         }
     }
 
+    /// A note, whatever it says (R4.4).
     fn drain(&mut self) -> Ended {
         if self.gone.is_some() {
             return (

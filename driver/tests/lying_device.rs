@@ -62,6 +62,7 @@ fn receive_ring(function: &FakeFunction) -> u64 {
     u32::from_le_bytes(low).into()
 }
 
+/// The device is not trusted (R8).
 #[test]
 fn an_impossible_descriptor_ends_bus_mastering_and_new_mappings_at_once() {
     let function = fake();

@@ -33,6 +33,7 @@ fn fake() -> FakeFunction {
     FakeFunction::new(limits_39_bits()).unwrap()
 }
 
+/// It says what it is and what there is for it (R13).
 #[test]
 fn an_unknown_device_is_named_by_its_ids() {
     let error = refusal(

@@ -211,6 +211,7 @@ mod tests {
         (function, interrupts)
     }
 
+    /// No message comes from a broken device (R4.1).
     #[test]
     fn c40_every_sleeper_is_woken_without_an_interrupt() {
         let (_function, interrupts) = routed();

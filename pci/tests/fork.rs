@@ -44,6 +44,7 @@ fn serve(peer: &OwnedFd) {
     }
 }
 
+/// The last reference stops the device (R12).
 #[test]
 fn c39_a_child_of_fork_does_not_keep_the_device_alive() {
     let (mine, theirs) = UnixStream::pair().unwrap();

@@ -181,7 +181,7 @@ impl<F: RxFormat> Rx<F> {
                     }
                 }
             } else if F::is_error(word) && word != u64::MAX {
-                // The frame in the slot is offered again.
+                // One frame's error is that frame's [R9]; the slot's is offered again.
                 cursor.slot_iova()
             } else {
                 self.impossible("a receive descriptor that is done and reports neither a whole frame nor an error");

@@ -241,6 +241,7 @@ fn a_descriptor_of_all_ones_breaks_the_device() {
     assert!(bench.lifecycle.is_broken());
 }
 
+/// An error of one frame is an error completion, and the device goes on (R9).
 #[test]
 fn a_frame_in_error_is_counted_dropped_and_its_slot_posted_again() {
     let (mut bench, mut rx) = Bench::rx();
@@ -369,6 +370,7 @@ fn who_breaks_the_device_first_names_the_cause() {
     ));
 }
 
+/// Each request ends once (R7).
 #[test]
 fn c31_nothing_is_flushed_before_the_verdict_and_everything_once_after_it() {
     let (mut bench, mut rx) = Bench::rx();

@@ -50,7 +50,7 @@ pub const CASES: &[Case] = cases! {
         a_port_dropped_in_any_order_releases_everything,
         a_close_under_live_objects_makes_shells_of_them,
         a_parent_in_use_is_busy_and_stays_whole,
-        region_churn_on_a_live_port_leaves_no_quarantine,
+        c42_region_churn_on_a_live_port_leaves_no_quarantine,
         wrong_sizes_are_refused_and_leave_nothing,
         a_queue_goes_and_comes_back_beside_the_other,
     }

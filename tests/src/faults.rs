@@ -25,6 +25,10 @@ const CASES: &[(&str, FaultCase)] = &[
         "c1_a_send_queue_that_does_not_stop_frees_nothing",
         send_queue_stuck,
     ),
+    (
+        "c11_frames_that_came_home_are_not_written_any_more",
+        frames_stay_untouched,
+    ),
     ("c32_all_zero_is_no_acknowledgement", gone_reads_zero),
     ("c32_all_ones_is_no_acknowledgement", gone_reads_ones),
     (
@@ -125,6 +129,49 @@ fn receive_queue_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {
         0,
         "accesses to memory that was released",
     )
+}
+
+/// The queue goes on writing to its frames until the ladder has reset the device; they are ours
+/// after it, and not before.
+fn frames_stay_untouched(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    const POISON: [u8; 2048] = [0xA5; 2048];
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    send(&mut port, &self_addressed(&device, 60, 1))?;
+    let mut parts = port.into_parts();
+    emulator.fault("rxq-stuck")?;
+    parts.rq.destroy();
+    parts.sq.destroy();
+    let total = parts.mr.census().ok_or("no region")?.total;
+    let frames = parts.pool.take_many(total as usize);
+    let mut frames = frames.ok_or("frames are missing after the destroy")?;
+    for frame in &mut frames {
+        frame.fill(&POISON)?;
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let mut bytes = [0; POISON.len()];
+    for frame in &frames {
+        frame.copy_to(&mut bytes);
+        ensure(bytes == POISON, || {
+            "a frame was written after it came home".into()
+        })?;
+    }
+    ensure_eq(
+        emulator.stats()?.stray.total(),
+        0,
+        "accesses outside the mappings",
+    )?;
+    drop((
+        frames,
+        parts.pool,
+        parts.mr,
+        parts.rx_cq,
+        parts.tx_cq,
+        parts.pd,
+    ));
+    ensure_ended(device, End::Stopped, |cause| {
+        matches!(cause, Cause::StopFailed { .. })
+    })
 }
 
 fn send_queue_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {

@@ -190,7 +190,7 @@ impl AddressSpace {
         stopped.is_ground_for_release() && !self.transport.shares_space()
     }
 
-    /// Releases what the function cannot reach any more, and quarantines the rest, with the reason.
+    /// Releases what the function cannot reach any more (R3.2), and quarantines the rest, with the reason.
     ///
     /// An entry goes when it was unmapped exactly, by an enforcing IOMMU or on a server's word; when
     /// the function was [detached](Self::detach) from its space; or

@@ -129,6 +129,7 @@ fn bus_mastering_off_on_another_function_resets_nothing() {
     assert_eq!(life.function.log(), []);
 }
 
+/// A call that returned is a claim (R4.5).
 #[test]
 fn c43_a_reset_that_returned_0_and_reset_nothing_is_not_proven() {
     let life = Life::new();

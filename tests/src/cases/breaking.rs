@@ -87,6 +87,7 @@ pub(super) fn a_break_in_traffic_is_revoked_and_recovered_under_the_same_port(
     close_clean(device).map(drop)
 }
 
+/// After the ladder, at once (R6).
 pub(super) fn c9_after_the_ladder_every_destroy_succeeds_and_frees(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
     let parts = Port::open(&device, &PortConfig::default())?.into_parts();

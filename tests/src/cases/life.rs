@@ -103,7 +103,7 @@ pub(super) fn a_parent_in_use_is_busy_and_stays_whole(fixture: &Fixture) -> Outc
     close_clean(device).map(drop)
 }
 
-pub(super) fn region_churn_on_a_live_port_leaves_no_quarantine(fixture: &Fixture) -> Outcome {
+pub(super) fn c42_region_churn_on_a_live_port_leaves_no_quarantine(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
     let mut port = Port::open(&device, &PortConfig::default())?;
     let pd = device.alloc_pd()?;

@@ -26,6 +26,7 @@ pub(super) fn c23_the_sibling_and_its_driver_are_named(iommu: Iommu) -> Outcome 
     }
 }
 
+/// The domain is the unit of protection (R1).
 pub(super) fn c37_a_foreign_bus_master_is_refused_by_name(iommu: Iommu) -> Outcome {
     let address = bound("igb")?;
     let sibling = bound("sibling")?;

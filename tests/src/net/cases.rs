@@ -130,6 +130,7 @@ pub(crate) fn capture_on_the_kernel_side_equals_what_the_port_received(
     close_clean(device).map(drop)
 }
 
+/// Memory that was DMA memory is poisoned and watched (C11); what the wire brings goes nowhere (R4.2, C3).
 pub(crate) fn frames_sent_at_a_broken_device_change_no_byte(fixture: &Fixture) -> Outcome {
     const FRAMES: u32 = 64;
     const POISON: [u8; 2048] = [0xA5; 2048];
