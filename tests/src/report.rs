@@ -52,6 +52,19 @@ pub struct Step {
     pub note: Option<String>,
 }
 
+impl Report {
+    /// What the ladder's report says of its reset.
+    #[must_use]
+    pub fn reset_note(&self) -> Option<&str> {
+        let steps = &self.revocation.as_ref()?.steps;
+        steps
+            .iter()
+            .find(|step| step.step == "reset")?
+            .note
+            .as_deref()
+    }
+}
+
 /// Requests, and how they ended.
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
