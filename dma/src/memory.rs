@@ -218,6 +218,7 @@ mod tests {
         assert_eq!(memory.len(), HUGE);
     }
 
+    /// (R12)
     #[test]
     fn c28_a_child_does_not_inherit_it() {
         let memory = Memory::new(4096).unwrap();

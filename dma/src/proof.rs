@@ -104,7 +104,7 @@ pub enum Ground {
     Acknowledged,
     /// The device never knew the range by itself, and no queue holds it any more (R3.3).
     Unreferenced,
-    /// The function was stopped: bus mastering off and a proven reset (R4).
+    /// The function was stopped: bus mastering off and a proven reset (R3.2).
     Stopped,
     /// An enforcing IOMMU, or the server, removed the mapping exactly, or the function from its
     /// address space (R4).

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 
 use common::Bench;
 
+/// (R2) (R3.1)
 #[test]
 fn released_memory_leaves_ledger_and_device() {
     let bench = Bench::new();
@@ -27,6 +28,7 @@ fn released_memory_leaves_ledger_and_device() {
     assert_eq!(bench.space.ledger().totals().peak_bytes, 4096);
 }
 
+/// (R3)
 #[test]
 fn proof_of_another_object_hands_the_mapping_back() {
     let bench = Bench::new();
@@ -37,6 +39,7 @@ fn proof_of_another_object_hands_the_mapping_back() {
     mapping.release(&bench.proof(1)).unwrap();
 }
 
+/// (R3)
 #[test]
 fn dropped_without_proof_is_quarantined_and_stays_mapped() {
     let bench = Bench::new();
@@ -124,6 +127,7 @@ fn c25_contiguous_memory_is_one_mapping() {
     assert_eq!(bench.space.ledger().totals().live_mappings, 1);
 }
 
+/// (R2) (R4.1)
 #[test]
 fn a_closed_ledger_takes_no_mapping() {
     let bench = Bench::new();
@@ -135,6 +139,7 @@ fn a_closed_ledger_takes_no_mapping() {
     assert_eq!(bench.function.map_calls(), 0);
 }
 
+/// (R2)
 #[test]
 fn failed_map_leaves_nothing_behind() {
     let bench = Bench::new();
@@ -186,6 +191,7 @@ fn a_region_that_a_ring_holds_is_not_released() {
     assert_eq!(frames[0].capacity(), 2048);
 }
 
+/// (R3.3)
 #[test]
 fn what_no_queue_holds_says_nothing_of_another_region_of_the_same_object() {
     let bench = Bench::new();

@@ -39,7 +39,7 @@ fn reasons(lines: &[Line]) -> Vec<(State, &'static str)> {
         .collect()
 }
 
-/// The verdict is the ground, not the call (R3.2).
+/// The verdict is the ground, not the call (R3.2) (R4.6).
 #[test]
 fn memory_is_released_after_its_unmap_and_not_by_it() {
     let bench = Bench::new();
@@ -101,6 +101,7 @@ fn a_stop_says_nothing_of_a_life_that_goes_on() {
     assert_eq!(settled.released_mappings, 0);
 }
 
+/// (R3.2)
 #[test]
 fn without_a_ground_nothing_is_released() {
     let bench = Bench::new();
@@ -140,6 +141,7 @@ fn a_later_stop_releases_what_was_quarantined_for_want_of_it() {
     assert_eq!(bench.space.ledger().totals().quarantined_bytes, 0);
 }
 
+/// (R1) (R3.2)
 #[test]
 fn a_stopped_function_with_neighbours_in_its_space_is_no_ground() {
     let bench = Bench::new();
@@ -178,7 +180,7 @@ fn a_stop_of_another_function_is_no_ground() {
     assert!(ReleaseProof::stopped(&stopped, &bench.space).is_none());
 }
 
-/// Only what was unmapped exactly counts (R4.6).
+/// Only what was unmapped exactly counts (R4.6) (C6).
 #[test]
 fn c5_c6_an_unmap_that_was_not_exact_keeps_record_and_memory() {
     for outcome in [
@@ -238,6 +240,7 @@ fn the_proof_of_a_life_leaves_out_what_is_quarantined() {
     assert_eq!(bench.space.ledger().totals().quarantined_mappings, 1);
 }
 
+/// (R10)
 #[test]
 fn the_proof_of_a_life_says_nothing_of_newer_ones_and_of_others() {
     let mut bench = Bench::new();
@@ -268,6 +271,7 @@ fn nothing_is_mapped_for_a_life_that_a_proof_covers() {
     ));
 }
 
+/// (R5)
 #[test]
 fn c12_a_shell_holds_its_pages_and_is_counted_until_it_is_dropped() {
     let bench = Bench::new();
@@ -324,6 +328,7 @@ fn a_shell_is_released_whatever_the_proof() {
     assert_eq!(bench.unmaps(), 1);
 }
 
+/// (R2)
 #[test]
 fn an_address_is_not_handed_out_again_before_the_function_is_stopped() {
     let mut bench = Bench::with_room_for_one();

@@ -156,6 +156,7 @@ fn queues_of_two_devices_that_changed_places_break_their_own_device() {
     assert!(b.broken().is_some());
 }
 
+/// (R8)
 #[test]
 fn counters_that_lie_do_not_overflow() {
     use failstop::provider::Statistics;

@@ -553,6 +553,7 @@ mod tests {
         assert_eq!(Identity::parse(&bytes[..63]), None);
     }
 
+    /// (R4.2)
     #[test]
     fn bus_master_off_is_witnessed_when_it_reads_clear() {
         let function = fake();
@@ -564,6 +565,7 @@ mod tests {
         assert_eq!(written(&function), [0x0506, 0x0502]);
     }
 
+    /// (R4.2)
     #[test]
     fn c47_the_known_word_is_written_although_the_function_reads_all_ones() {
         let function = fake();
@@ -602,6 +604,7 @@ mod tests {
         assert!(matches!(error, CommandError::NoAnswer { read: 0, .. }));
     }
 
+    /// (R4.2)
     #[test]
     fn bus_master_that_stays_on_is_an_error() {
         let function = fake();

@@ -102,6 +102,7 @@ mod tests {
     const STATUS: &str =
         "Name:\tx\nVmLck:\t      64 kB\nVmPin:\t     128 kB\nCapEff:\t0000000000000000\n";
 
+    /// (R13)
     #[test]
     fn c21_error_has_needed_limit_and_used() {
         let memlock = Memlock::from_status(Some(0x8_0000), STATUS);

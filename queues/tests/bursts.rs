@@ -211,6 +211,7 @@ fn a_burst_takes_no_more_than_there_is_room_for() {
     assert!(!bench.lifecycle.is_broken());
 }
 
+/// (R8)
 #[test]
 fn a_length_beyond_the_buffer_breaks_the_device_and_delivers_what_came_before() {
     let (mut bench, mut rx) = Bench::rx();
@@ -233,6 +234,7 @@ fn a_done_descriptor_without_a_whole_frame_breaks_the_device() {
     assert!(bench.lifecycle.is_broken());
 }
 
+/// (R8)
 #[test]
 fn a_descriptor_of_all_ones_breaks_the_device() {
     let (mut bench, mut rx) = Bench::rx();
@@ -271,6 +273,7 @@ fn a_device_that_reports_only_errors_does_not_hold_the_caller() {
     assert_eq!(rx.completions().error, u64::from(ENTRIES) - 1);
 }
 
+/// (R6)
 #[test]
 fn nothing_is_rung_on_a_broken_device() {
     let (mut bench, mut rx) = Bench::rx();
@@ -358,6 +361,7 @@ fn a_burst_that_ends_early_asks_for_a_report_all_the_same() {
     assert_eq!(tx.completions().success, 2);
 }
 
+/// (R11)
 #[test]
 fn who_breaks_the_device_first_names_the_cause() {
     let (mut bench, mut rx) = Bench::rx();
@@ -396,6 +400,7 @@ fn c31_nothing_is_flushed_before_the_verdict_and_everything_once_after_it() {
     assert_eq!(rx.completions(), ended);
 }
 
+/// (R7)
 #[test]
 fn c31_sent_frames_are_completed_before_the_rest_is_flushed() {
     let (mut bench, mut tx) = Bench::tx();

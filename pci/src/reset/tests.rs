@@ -70,6 +70,7 @@ fn fake(kind: Kind) -> FakeFunction {
     FakeFunction::new(limits_39_bits()).unwrap().with_kind(kind)
 }
 
+/// (R4.5)
 #[test]
 fn a_reset_that_resets_is_proven() {
     for kind in [Kind::Container, Kind::Iommufd, Kind::VfioUser] {
@@ -83,6 +84,7 @@ fn a_reset_that_resets_is_proven() {
     }
 }
 
+/// (R4.2)
 #[test]
 fn bus_mastering_is_off_before_the_reset() {
     let life = Life::new();
@@ -358,6 +360,7 @@ fn a_function_that_was_master_when_opened_is_not_taken_for_stopped() {
     assert_eq!(never_mastered(&command, Generation::FIRST), None);
 }
 
+/// (R4.5) (R3.2)
 #[test]
 fn a_software_reset_alone_is_no_ground_for_release() {
     let life = Life::new();
@@ -380,6 +383,7 @@ fn a_software_reset_that_failed_is_not_issued() {
     assert_eq!(source.to_string(), "it did not end");
 }
 
+/// (R4.4)
 #[test]
 fn transactions_pending_are_seen() {
     let life = Life::new();

@@ -253,6 +253,7 @@ mod tests {
         );
     }
 
+    /// (R13)
     #[test]
     fn kernel_driver_is_named_with_what_to_do() {
         let tree = Tree::new();
@@ -313,6 +314,7 @@ mod tests {
         assert!(tree.sysfs().preflight(address, &[]).is_ok());
     }
 
+    /// The domain is the unit of protection (R1) (R13).
     #[test]
     fn c37_foreign_bus_master_is_refused_by_name() {
         let (tree, address) = shared_group(None);

@@ -37,6 +37,7 @@ pub(super) fn a_device_opens_again_and_again(fixture: &Fixture) -> Outcome {
     Ok(())
 }
 
+/// (C41) (R5)
 pub(super) fn a_port_dropped_in_any_order_releases_everything(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
     // Parents first: they go with their last child (C41).
@@ -75,6 +76,7 @@ pub(super) fn a_close_under_live_objects_makes_shells_of_them(fixture: &Fixture)
     close_clean(device).map(drop)
 }
 
+/// (C8) (R5)
 pub(super) fn a_parent_in_use_is_busy_and_stays_whole(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
     let parts = Port::open(&device, &PortConfig::default())?.into_parts();

@@ -447,6 +447,7 @@ mod tests {
         assert_eq!(function.strength(), Strength::None);
     }
 
+    /// Strength is computed, not assumed (R1).
     #[test]
     fn c44_ats_that_was_turned_on_since_is_seen() {
         let function = with_ats(0);
