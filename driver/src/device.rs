@@ -407,6 +407,10 @@ impl Inner {
             .clone()
     }
 
+    pub(crate) fn function(&self) -> &Arc<Function> {
+        &self.function
+    }
+
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use failstop_pci::id::Generation;
@@ -39,7 +39,14 @@ pub enum DeviceEvent {
         /// Why, for people.
         why: String,
     },
-    /// The link changed.
+    /// A supervisor used up its attempts: the device stays as it is, until its owner recovers it.
+    GivenUp {
+        /// Which of its lives ended.
+        generation: Generation,
+        /// Why, for people.
+        why: String,
+    },
+    /// The link changed: seen by a [`Supervisor`](crate::supervisor::Supervisor).
     Link(Link),
     /// It is asked back: it is being unbound or removed.
     RemovalRequested,
@@ -55,6 +62,8 @@ const KEPT: usize = 1024;
 pub struct Events {
     queue: Mutex<VecDeque<DeviceEvent>>,
     bell: Event,
+    /// Those of supervisors.
+    bells: Mutex<Vec<Weak<Event>>>,
 }
 
 impl Events {
@@ -67,6 +76,7 @@ impl Events {
         Ok(Arc::new(Self {
             queue: Mutex::default(),
             bell: Event::new()?,
+            bells: Mutex::default(),
         }))
     }
 
@@ -83,6 +93,20 @@ impl Events {
             queue.push_back(event);
         }
         self.bell.signal();
+        for bell in self.bells().iter().filter_map(Weak::upgrade) {
+            bell.signal();
+        }
+    }
+
+    fn bells(&self) -> MutexGuard<'_, Vec<Weak<Event>>> {
+        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Signals `bell`, too, whenever something happens, until it is dropped.
+    pub(crate) fn add_bell(&self, bell: &Arc<Event>) {
+        let mut bells = self.bells();
+        bells.retain(|bell| bell.strong_count() > 0);
+        bells.push(Arc::downgrade(bell));
     }
 
     /// The oldest event that was not taken yet.

@@ -23,6 +23,7 @@ pub mod port;
 pub mod provider;
 #[cfg(feature = "smoltcp")]
 pub mod smoltcp;
+pub mod supervisor;
 pub mod watch;
 
 pub use failstop_dma as dma;

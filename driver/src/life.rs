@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use failstop_dma::proof::{ObjectId, ReleaseProof};
 use failstop_dma::space::AddressSpace;
@@ -99,6 +99,15 @@ impl Life {
 
     pub(crate) fn provider(&self) -> MutexGuard<'_, Box<dyn Provider>> {
         self.provider.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The provider, unless somebody has it, who may be waiting for the device.
+    pub(crate) fn try_provider(&self) -> Option<MutexGuard<'_, Box<dyn Provider>>> {
+        match self.provider.try_lock() {
+            Ok(provider) => Some(provider),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn function(&self) -> &Arc<Function> {

@@ -217,6 +217,37 @@ impl Add for Statistics {
     }
 }
 
+/// How far a queue is, as its registers say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Position {
+    /// The descriptor that the device takes next.
+    pub head: u32,
+    /// The first descriptor that it may not take.
+    pub tail: u32,
+    /// Descriptors of the ring.
+    pub entries: u32,
+}
+
+impl Position {
+    /// Descriptors that the device has and has not taken. 0 where the registers make no sense.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        let Self {
+            head,
+            tail,
+            entries,
+        } = *self;
+        if head >= entries || tail >= entries {
+            return 0;
+        }
+        if tail >= head {
+            tail - head
+        } else {
+            tail + (entries - head)
+        }
+    }
+}
+
 /// Why a queue is not stopped.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum NotStopped {
@@ -325,6 +356,31 @@ pub trait Provider: Send + fmt::Debug {
 
     /// What the device counted.
     fn statistics(&mut self) -> Statistics;
+
+    /// Looks whether the function is there, where one reading tells.
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer::Gone`] when it is not.
+    fn check_alive(&mut self) -> Result<(), NoAnswer> {
+        Ok(())
+    }
+
+    /// Whether flow control holds transmission at this moment.
+    fn is_paused(&mut self) -> bool {
+        false
+    }
+
+    /// How far receive queue `queue` is; none where that cannot be told. For the progress watchdog
+    /// ([`crate::supervisor`]).
+    fn rx_position(&mut self, _queue: u32) -> Option<Position> {
+        None
+    }
+
+    /// How far transmit queue `queue` is; as [`Provider::rx_position`].
+    fn tx_position(&mut self, _queue: u32) -> Option<Position> {
+        None
+    }
 
     /// Routes the interrupt of receive queue `queue` to MSI-X vector `vector`, masked. Writing the
     /// value to the doorbell lets the vector fire once, at once if something is there; it masks

@@ -3,96 +3,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use failstop::device::{Device, Options, RecoverError};
+use failstop::device::{Options, RecoverError};
 use failstop::events::DeviceEvent;
-use failstop::igb::registers as reg;
-use failstop::port::{Port, PortConfig};
-use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
 use failstop::watch::Removal;
-use failstop_pci::clock::{Clock, ManualClock};
-use failstop_pci::testing::{Call, FakeFunction, limits_39_bits};
+use failstop_pci::clock::Clock;
+use failstop_pci::testing::{Call, FakeFunction};
 use failstop_pci::transport::{IrqIndex, RegionIndex};
 
-/// Longer than any of this takes, on any machine.
-const SOON: Duration = Duration::from_secs(60);
+use fake_82576::{SOON, World};
+
+mod fake_82576;
+
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// An 82576 with interrupts, which stores what is written.
-fn fake() -> Arc<FakeFunction> {
-    let mut header = vec![0; 64];
-    header[..4].copy_from_slice(&[0x86, 0x80, 0xc9, 0x10]);
-    header[0x0a..0x0c].copy_from_slice(&[0x00, 0x02]);
-    let function = FakeFunction::new(limits_39_bits())
-        .unwrap()
-        .with_config(&header)
-        .with_interrupts(2)
-        .by_messages();
-    let answers = [
-        (reg::STATUS.offset(), 0x0000_0002), // Link up.
-        (reg::EECD.offset(), 0x0000_0200),   // Loaded.
-        (reg::MDIC.offset(), 0x1000_0000),   // Ready.
-        (reg::RAL.offset(), 0x8200_0002),
-        (reg::RAH.offset(), 0x8000_6057),
-    ];
-    for (offset, value) in answers {
-        function.answer_register(offset.into(), value);
-    }
-    Arc::new(function)
-}
-
-struct World {
-    function: Arc<FakeFunction>,
-    clock: Arc<ManualClock>,
-    device: Device,
-}
-
-impl World {
-    fn new(removal: Removal) -> Self {
-        let (function, clock) = (fake(), Arc::new(ManualClock::default()));
-        let options = Options {
-            clock: clock.clone(),
-            removal,
-            ..Options::default()
-        };
-        let device = Device::open_with(function.clone(), &Config::default(), options).unwrap();
-        Self {
-            function,
-            clock,
-            device,
-        }
-    }
-
-    fn fire(&self, index: IrqIndex) {
-        assert!(self.function.fire(index, 0), "nobody listens");
-    }
-
-    fn port(&self) -> Port {
-        Port::open(&self.device, &PortConfig::default()).unwrap()
-    }
-
-    fn next(&self) -> DeviceEvent {
-        let event = self.device.events().next(SOON).unwrap();
-        event.expect("nothing happened")
-    }
-
-    /// Whatever the ladder could or could not show.
-    fn until_removed(&self) {
-        while self.next() != DeviceEvent::Removed {}
-    }
-
-    fn broken(&self, generation: u64) -> Cause {
-        match self.next() {
-            DeviceEvent::Broken {
-                generation: of,
-                cause,
-            } => {
-                assert_eq!(of.number(), generation);
-                cause
-            }
-            other => panic!("{other:?}"),
-        }
-    }
+fn world(removal: Removal) -> World {
+    World::new(Options {
+        removal,
+        ..Options::default()
+    })
 }
 
 /// Waits until nothing of a device is left: its ladder's hand ends a moment after it.
@@ -106,7 +35,7 @@ fn only_ours(function: &Arc<FakeFunction>) {
 
 #[test]
 fn c16_an_error_on_the_bus_breaks_the_device_in_each_of_its_lives() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     let port = world.port();
     for generation in 1..=3 {
         world.fire(IrqIndex::Error);
@@ -121,7 +50,7 @@ fn c16_an_error_on_the_bus_breaks_the_device_in_each_of_its_lives() {
 
 #[test]
 fn c15_a_request_closes_a_device_in_use_and_lets_go_of_it() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     let mut port = world.port();
     world.fire(IrqIndex::Request);
     assert_eq!(world.next(), DeviceEvent::RemovalRequested);
@@ -147,7 +76,7 @@ fn c15_a_request_closes_a_device_in_use_and_lets_go_of_it() {
 
 #[test]
 fn c15_a_request_of_an_idle_device_needs_no_ladder() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     world.fire(IrqIndex::Request);
     assert_eq!(world.next(), DeviceEvent::RemovalRequested);
     assert_eq!(world.next(), DeviceEvent::Removed);
@@ -158,7 +87,7 @@ fn c15_a_request_of_an_idle_device_needs_no_ladder() {
 
 #[test]
 fn c15_a_request_of_a_broken_device_lets_go_of_it() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     let port = world.port();
     world.device.break_now(Cause::User);
     world.fire(IrqIndex::Request);
@@ -171,7 +100,7 @@ fn c15_a_request_of_a_broken_device_lets_go_of_it() {
 
 #[test]
 fn c15_a_request_finds_objects_whose_device_was_dropped() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     let parts = world.port().into_parts();
     let events = world.device.events().clone();
     let function = world.function.clone();
@@ -186,7 +115,7 @@ fn c15_a_request_finds_objects_whose_device_was_dropped() {
 
 #[test]
 fn c15_a_close_that_hangs_does_not_hold_a_removal_up() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     let port = world.port();
     // The stop of a queue does not return, and meanwhile the orderly close's time is over.
     let clock = world.clock.clone();
@@ -205,7 +134,7 @@ fn c15_a_close_that_hangs_does_not_hold_a_removal_up() {
 
 #[test]
 fn c15_a_kernel_that_does_not_let_go_is_not_waited_for() {
-    let world = World::new(Removal::Tell);
+    let world = world(Removal::Tell);
     let clock = world.clock.clone();
     let hold = world
         .function
@@ -219,7 +148,7 @@ fn c15_a_kernel_that_does_not_let_go_is_not_waited_for() {
 
 #[test]
 fn c15_an_owner_who_wants_to_is_only_told() {
-    let world = World::new(Removal::Tell);
+    let world = world(Removal::Tell);
     let port = world.port();
     for _ in 0..2 {
         world.fire(IrqIndex::Request);
@@ -235,7 +164,7 @@ fn c15_an_owner_who_wants_to_is_only_told() {
 
 #[test]
 fn a_dropped_device_takes_its_watch_with_it() {
-    let world = World::new(Removal::default());
+    let world = world(Removal::default());
     drop(world.device);
     only_ours(&world.function);
     assert!(!world.function.fire(IrqIndex::Request, 0));

@@ -48,6 +48,11 @@ impl Inner {
         let _ = self.given_up.set(cause);
     }
 
+    /// Whether it was closed or asked back.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.get().is_some()
+    }
+
     /// What is left of a device whose life ended.
     pub(crate) fn close_report(&self) -> CloseReport {
         let life = self.life();

@@ -46,8 +46,8 @@ use crate::intel::bits::{Control, ControlExtended, ReceiveControl, Status, Trans
 use crate::intel::mac::{self, FCS, Mac, POLL};
 use crate::intel::statistics;
 use crate::provider::{
-    Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec,
-    SoftwareReset, Statistics,
+    Config, Formats, Limits, Link, MacAddress, NotStopped, Position, Provider, ProviderError,
+    RingSpec, SoftwareReset, Statistics,
 };
 
 /// The longest packet that the family sends, in bytes, frame check sequence included: 'supports 9 KB
@@ -554,6 +554,24 @@ impl Provider for E1000e {
     fn statistics(&mut self) -> Statistics {
         self.counted = self.counted + statistics::count(&mut self.mac.registers);
         self.counted
+    }
+
+    fn check_alive(&mut self) -> Result<(), NoAnswer> {
+        self.mac.look_alive()
+    }
+
+    fn is_paused(&mut self) -> bool {
+        self.mac.is_paused()
+    }
+
+    fn rx_position(&mut self, _: u32) -> Option<Position> {
+        self.mac
+            .position(RECEIVE.head, RECEIVE.tail, RECEIVE.length)
+    }
+
+    fn tx_position(&mut self, _: u32) -> Option<Position> {
+        self.mac
+            .position(TRANSMIT.head, TRANSMIT.tail, TRANSMIT.length)
     }
 
     fn route_rx_interrupt(&mut self, _: u32, vector: u32) -> Option<(Doorbell, u32)> {

@@ -32,8 +32,8 @@ use super::registers::{QUEUE_STRIDE, WORD_STRIDE};
 use crate::intel::mac::{self, FCS, Mac, POLL};
 use crate::intel::statistics;
 use crate::provider::{
-    Config, Formats, Limits, Link, MacAddress, NotStopped, Provider, ProviderError, RingSpec,
-    SoftwareReset, Statistics,
+    Config, Formats, Limits, Link, MacAddress, NotStopped, Position, Provider, ProviderError,
+    RingSpec, SoftwareReset, Statistics,
 };
 
 /// The longest packet that the family takes, in bytes, frame check sequence included. §8.10
@@ -275,6 +275,22 @@ impl Provider for Igb {
         self.counted
     }
 
+    fn check_alive(&mut self) -> Result<(), NoAnswer> {
+        self.mac.look_alive()
+    }
+
+    fn is_paused(&mut self) -> bool {
+        self.mac.is_paused()
+    }
+
+    fn rx_position(&mut self, queue: u32) -> Option<Position> {
+        self.position(&RECEIVE, queue)
+    }
+
+    fn tx_position(&mut self, queue: u32) -> Option<Position> {
+        self.position(&TRANSMIT, queue)
+    }
+
     fn route_rx_interrupt(&mut self, queue: u32, vector: u32) -> Option<(Doorbell, u32)> {
         let registers = &self.mac.registers;
         let gpie = GeneralInterrupt::NSICR
@@ -342,6 +358,12 @@ const TRANSMIT: Row = Row {
 };
 
 impl Igb {
+    fn position(&self, row: &Row, queue: u32) -> Option<Position> {
+        let of = |register: Reg| register.of(queue, QUEUE_STRIDE);
+        self.mac
+            .position(of(row.head), of(row.tail), of(row.length))
+    }
+
     /// Gives a queue its ring, enables it, and waits until it says so.
     fn start_queue(
         &self,

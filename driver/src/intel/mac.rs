@@ -10,10 +10,11 @@ use failstop_pci::window::{NoAnswer, Registers, Window};
 use super::bits::{AddressHigh, Control, EepromControl, EepromRead, Mdi, Status};
 use super::phy::{self, PhyControl};
 // The 82574 has these at the same offsets, which a test below holds.
+use crate::igb::descriptors;
 use crate::igb::registers::{
     ADDRESS_STRIDE, CTRL, EECD, EERD, MDIC, MTA, RAH, RAL, STATUS, TABLE_ENTRIES, WORD_STRIDE,
 };
-use crate::provider::{Link, MacAddress, ProviderError};
+use crate::provider::{Link, MacAddress, Position, ProviderError};
 
 /// Bytes of a frame check sequence.
 pub(crate) const FCS: u32 = 4;
@@ -100,6 +101,36 @@ impl Mac {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// As [`Mac::check_alive`], for a device that runs.
+    pub(crate) fn look_alive(&self) -> Result<(), NoAnswer> {
+        match self.registers.read(STATUS).bits() {
+            value @ (0 | u32::MAX) => Err(NoAnswer::Gone {
+                register: STATUS.offset(),
+                value,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a pause frame holds transmission at this moment. 82576 §8.2.2
+    pub(crate) fn is_paused(&self) -> bool {
+        self.registers.read(STATUS).contains(Status::TXOFF)
+    }
+
+    /// How far a queue is, by its registers. `None` from a function that is gone.
+    pub(crate) fn position(&self, head: Reg, tail: Reg, length: Reg) -> Option<Position> {
+        let read = |register: Reg| match self.registers.read(register) {
+            u32::MAX => None,
+            value => Some(value),
+        };
+        Some(Position {
+            head: read(head)?,
+            tail: read(tail)?,
+            // Descriptors of every format of the families have so many bytes.
+            entries: read(length)? / descriptors::BYTES as u32,
+        })
     }
 
     /// The station address: loaded into the first receive address by reset, or in the NVM's first
