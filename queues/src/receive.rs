@@ -27,6 +27,8 @@ pub struct Rx<F> {
     buffer: u32,
     tail: Doorbell,
     lifecycle: Arc<Lifecycle>,
+    /// Descriptors that the device was given, all told: as of the last time that the tail was rung.
+    posted: u64,
     success: u64,
     errors: u64,
     bytes: u64,
@@ -53,6 +55,7 @@ impl<F: RxFormat> Rx<F> {
             buffer,
             tail,
             lifecycle,
+            posted: 0,
             success: 0,
             errors: 0,
             bytes: 0,
@@ -66,8 +69,15 @@ impl<F: RxFormat> Rx<F> {
     pub fn start(&mut self) {
         if !self.started {
             self.started = true;
+            self.posted = self.ring.mask().into();
             self.tail.ring(self.ring.mask());
         }
+    }
+
+    /// Descriptors that the device has.
+    #[inline(always)]
+    fn outstanding(&self) -> u64 {
+        self.posted - self.success - self.errors
     }
 
     /// Rings for what is posted once more, after the device was reset under the queue.
@@ -116,6 +126,10 @@ impl<F: RxFormat> Rx<F> {
             return 0;
         }
         let first = self.next;
+        // A ring's gap, and on a broken device every slot behind the tail, is not the device's.
+        let outstanding = self.outstanding() as usize;
+        let most = frames.len().min(outstanding);
+        let frames = frames.get_mut(..most).unwrap_or_default();
         let mut cursor = self.ring.cursor(first).limited(self.buffer);
         let mut bytes = 0;
         let mut odd = false;
@@ -147,7 +161,11 @@ impl<F: RxFormat> Rx<F> {
         if odd {
             received += self.odd(frames.get_mut(received..).unwrap_or_default());
         }
+        if self.outstanding() == 0 && F::is_done(self.ring.peek::<1>(self.next)) {
+            self.impossible("a receive descriptor that was never posted is done");
+        }
         if self.next != first && !self.lifecycle.is_broken() {
+            self.posted += u64::from(self.next.wrapping_sub(first));
             self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
         }
         received
@@ -161,7 +179,7 @@ impl<F: RxFormat> Rx<F> {
     fn odd(&mut self, frames: &mut [Frame]) -> usize {
         let mut received = 0;
         // A device that reports nothing but errors does not keep us here [R8].
-        for _ in 0..self.ring.mask() {
+        for _ in 0..self.outstanding() {
             let Some(frame) = frames.get_mut(received) else {
                 break;
             };
@@ -216,17 +234,13 @@ impl<F: RxFormat> Rx<F> {
         !self.ended && F::is_done(self.ring.peek::<1>(self.next))
     }
 
-    /// The accounts: each done descriptor was posted once, and its slot was posted again.
+    /// The accounts: each descriptor that is done was posted, and its slot was posted again, unless
+    /// the device was broken then.
     #[must_use]
     pub fn completions(&self) -> Completions {
         let (success, error) = (self.success, self.errors);
-        let first = if self.started {
-            u64::from(self.ring.mask())
-        } else {
-            0
-        };
         let completions = Completions {
-            posted: first + success + error,
+            posted: self.posted,
             success,
             error,
             flushed: 0,

@@ -122,10 +122,15 @@ impl Bench {
     }
 
     fn rx() -> (Self, Rx<Toy>) {
+        let (bench, mut rx) = Self::rx_unstarted();
+        rx.start();
+        (bench, rx)
+    }
+
+    fn rx_unstarted() -> (Self, Rx<Toy>) {
         let (bench, ring) = Self::new();
         let bell = bench.window.doorbell(TAIL).unwrap();
-        let mut rx = Rx::new(ring, FRAME, bell, bench.lifecycle.clone());
-        rx.start();
+        let rx = Rx::new(ring, FRAME, bell, bench.lifecycle.clone());
         (bench, rx)
     }
 
@@ -392,7 +397,8 @@ fn c31_nothing_is_flushed_before_the_verdict_and_everything_once_after_it() {
     assert_eq!(rx.burst(&mut frames), 0);
     let ended = rx.completions();
     assert_eq!((ended.success, ended.outstanding()), (2, 0));
-    assert_eq!(ended.flushed, u64::from(ENTRIES) - 1);
+    // What is received on a broken device is not posted again.
+    assert_eq!(ended.posted, u64::from(ENTRIES) - 1);
     // A late done bit after the flush is no second completion.
     bench.write(2, received(60));
     assert!(!rx.is_ready());
@@ -469,4 +475,31 @@ fn many_turns_around_the_ring_keep_the_accounts_and_every_frame() {
     mapping.release(&bench.proof).unwrap();
     drop(bench.pool);
     assert_eq!(bench.region.census().home, 256);
+}
+
+#[test]
+fn c27_a_done_descriptor_that_was_never_posted_breaks_the_device() {
+    let (mut bench, mut rx) = Bench::rx();
+    for index in 0..ENTRIES {
+        bench.write(index, received(60));
+    }
+    let posted = ENTRIES as usize - 1;
+    assert_eq!(rx.burst(&mut bench.frames(posted + 1, 0)), posted);
+    assert!(matches!(
+        bench.lifecycle.cause(),
+        Some(Cause::ImpossibleValue { .. })
+    ));
+    bench.lifecycle.finish(Verdict::default());
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    let ended = rx.completions();
+    assert_eq!((ended.success, ended.outstanding()), (ended.posted, 0));
+}
+
+#[test]
+fn before_the_start_nothing_is_posted() {
+    let (mut bench, mut rx) = Bench::rx_unstarted();
+    assert_eq!(rx.completions().posted, 0);
+    bench.write(0, received(60));
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert!(bench.lifecycle.is_broken());
 }
