@@ -345,7 +345,11 @@ pub fn verify(
     // one that answers takes a value, and gives it back.
     canary.put(window, canary.planted).map_err(silent)?;
     canary.put(window, canary.reset).map_err(silent)?;
-    command.forget_masterings(issued.masterings);
+    // A software reset is the function's own word: taken for "it never was master" by the next
+    // climb it would be a ground after all.
+    if issued.method != ResetMethod::Software {
+        command.forget_masterings(issued.masterings);
+    }
     Ok(FunctionStopped {
         device: issued.device,
         generation,
