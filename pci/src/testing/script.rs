@@ -127,6 +127,8 @@ struct Gate {
 struct GateState {
     open: bool,
     inside: usize,
+    /// Only the first call is held.
+    only_one: bool,
 }
 
 impl Hold {
@@ -173,8 +175,12 @@ impl std::fmt::Debug for Holds {
 }
 
 impl Holds {
-    fn add(&self, call: Call, on_entry: OnEntry) -> Hold {
+    fn add(&self, call: Call, only_one: bool, on_entry: OnEntry) -> Hold {
         let gate = Arc::new(Gate::default());
+        gate.state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .only_one = only_one;
         let held = (gate.clone(), on_entry);
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         gates.insert(call, held);
@@ -191,7 +197,7 @@ impl Holds {
         drop(gates);
         let Some((gate, on_entry)) = held else { return };
         let mut state = gate.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.open {
+        if state.open || state.only_one && state.inside > 0 {
             return;
         }
         state.inside += 1;
@@ -380,13 +386,18 @@ impl FakeFunction {
 
     /// Holds up every call of this kind until the result is dropped.
     pub fn hold(&self, call: Call) -> Hold {
-        self.holds.add(call, Arc::new(|| {}))
+        self.holds.add(call, false, Arc::new(|| {}))
+    }
+
+    /// Holds up the next call of this kind until the result is dropped; later ones pass.
+    pub fn hold_next(&self, call: Call) -> Hold {
+        self.holds.add(call, true, Arc::new(|| {}))
     }
 
     /// As [`FakeFunction::hold`]; `on_entry` runs on the thread of each call that is held, when it
     /// begins to be: to move a manual clock beyond a deadline.
     pub fn hold_and(&self, call: Call, on_entry: impl Fn() + Send + Sync + 'static) -> Hold {
-        self.holds.add(call, Arc::new(on_entry))
+        self.holds.add(call, false, Arc::new(on_entry))
     }
 
     /// Whether [`Transport::hang_up`](crate::transport::Transport::hang_up) was called.
