@@ -1,7 +1,7 @@
 //! A device: one function, opened, brought up, broken, recovered, closed.
 
 use std::io;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -231,6 +231,8 @@ impl Device {
             deadlines: options.deadlines,
             events: Events::new().map_err(no_descriptor)?,
             watch: OnceLock::new(),
+            canary_spent: AtomicBool::new(false),
+            outstanding: AtomicUsize::new(0),
             transport,
         };
         let (function, tally) = (Arc::new(function), Arc::<Tally>::default());

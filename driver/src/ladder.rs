@@ -21,7 +21,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Interrupts;
 use failstop_pci::reset::{self, Canary, FunctionStopped, Issued, Pending};
 use failstop_pci::transport::{Kind, ResetMethod, Transport};
-use failstop_pci::window::Window;
+use failstop_pci::window::{NoAnswer, Window};
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::events::{DeviceEvent, Events};
@@ -119,9 +119,33 @@ pub(crate) struct Function {
     pub(crate) deadlines: Deadlines,
     pub(crate) events: Arc<Events>,
     pub(crate) watch: OnceLock<Watch>,
+    /// The canary is at its reset value, put there by a proof: another reset would seem proven.
+    pub(crate) canary_spent: AtomicBool,
+    /// Calls by hands that have not returned, those that were left behind included.
+    pub(crate) outstanding: AtomicUsize,
+}
+
+/// A hand's call, until it returned, however it ends.
+struct Call<'a>(&'a Function);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.outstanding.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Function {
+    fn begin_call(&self) -> Call<'_> {
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        Call(self)
+    }
+
+    /// Whether a call that was left behind may yet act: a reset that returns late would hit
+    /// whatever life there is then.
+    pub(crate) fn is_call_outstanding(&self) -> bool {
+        self.outstanding.load(Ordering::Acquire) > 0
+    }
+
     /// Writes the known command word without Bus Master Enable, and reads it back.
     pub(crate) fn master_off(&self) -> Result<BusMasterOff, CommandError> {
         self.command
@@ -138,25 +162,47 @@ impl Function {
     /// Resets by `method` and verifies that it did.
     fn reset_by(
         &self,
-        off: &BusMasterOff,
         method: ResetMethod,
         generation: Generation,
     ) -> Result<FunctionStopped, Unreset> {
+        // Shown for each: the reset before may have put back what was saved.
+        let off = self.master_off_for_good().map_err(|error| Unreset {
+            again: false,
+            why: error.to_string(),
+        })?;
+        let planted = self.plant_again();
         let outstanding = Outstanding::new(&self.resetting);
-        let issued = reset::issue(&*self.transport, off, method);
+        let issued = reset::issue(&*self.transport, &off, method);
         drop(outstanding);
         let issued = issued.map_err(|error| Unreset {
             again: error.is_busy(),
             why: error.to_string(),
         })?;
+        planted.map_err(|why| Unreset { again: false, why })?;
         self.verify(issued, generation)
             .map_err(|why| Unreset { again: false, why })
+    }
+
+    /// Gives the canary its value again, where a proof took it.
+    fn plant_again(&self) -> Result<(), String> {
+        if !self.canary_spent.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.plant()
+            .map_err(|error| format!("nothing could show it: {error}"))
+    }
+
+    /// Gives the canary its value.
+    pub(crate) fn plant(&self) -> Result<(), NoAnswer> {
+        self.canary.plant(&self.window)?;
+        self.canary_spent.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// A reset that returned 0 is believed only for what it undid.
     fn verify(&self, issued: Issued, generation: Generation) -> Result<FunctionStopped, String> {
         let config = ConfigSpace::new(&*self.transport);
-        reset::verify(
+        let stopped = reset::verify(
             issued,
             &config,
             &self.command,
@@ -164,7 +210,9 @@ impl Function {
             &self.canary,
             generation,
         )
-        .map_err(|why| format!("returned success and is not believed: {why}"))
+        .map_err(|why| format!("returned success and is not believed: {why}"))?;
+        self.canary_spent.store(true, Ordering::Release);
+        Ok(stopped)
     }
 }
 
@@ -218,6 +266,7 @@ impl Ladder {
             hand.begin(move || {
                 lifecycle.wait_broken()?;
                 let awake = Instant::now();
+                let _call = function.begin_call();
                 Some((awake, master_off_first(&function), awake.elapsed()))
             })
         };
@@ -395,7 +444,10 @@ impl<'a> Climb<'a> {
     ) -> Result<T, NoResult> {
         let function = self.function.clone();
         let clock = &*self.function.clock;
-        self.hand.call(clock, deadline, move || call(&function))
+        self.hand.call(clock, deadline, move || {
+            let _call = function.begin_call();
+            call(&function)
+        })
     }
 
     /// The device is marked already, by who broke it (R4.1).
@@ -501,8 +553,8 @@ impl<'a> Climb<'a> {
 
     fn reset(&mut self) -> Ended {
         let config = self.deadlines().config;
-        let off = match self.call(config, Function::master_off_for_good) {
-            Ok(Ok(off)) => off,
+        match self.call(config, Function::master_off_for_good) {
+            Ok(Ok(_off)) => {}
             Ok(Err(error)) => {
                 let why = error.to_string();
                 let (CommandError::NoAnswer { .. } | CommandError::Access(_)) = error else {
@@ -519,7 +571,7 @@ impl<'a> Climb<'a> {
                     Some(format!("bus mastering was not confirmed off: {why}")),
                 );
             }
-        };
+        }
         // Gone was a verdict of the moment.
         self.gone = None;
         if self.function.resetting.load(Ordering::Acquire) {
@@ -532,10 +584,9 @@ impl<'a> Climb<'a> {
             self.stopped = Some(stopped);
         }
         let end = self.function.clock.now() + self.deadlines().reset;
-        let off = Arc::new(off);
         let mut notes = Vec::new();
         for method in self.methods() {
-            match self.try_reset(&off, method, end) {
+            match self.try_reset(method, end) {
                 Ok(stopped) => {
                     self.stopped = Some(stopped);
                     self.reset_method = Some(method);
@@ -550,7 +601,7 @@ impl<'a> Climb<'a> {
                 }
             }
         }
-        self.reset_by_software(&off, &mut notes);
+        self.reset_by_software(&mut notes);
         (Outcome::NotProven, join(notes))
     }
 
@@ -567,15 +618,13 @@ impl<'a> Climb<'a> {
     /// One method, again while it cannot begin. True with the reason when the call is outstanding.
     fn try_reset(
         &mut self,
-        off: &Arc<BusMasterOff>,
         method: ResetMethod,
         end: Duration,
     ) -> Result<FunctionStopped, (bool, String)> {
         let generation = self.life.generation;
         loop {
             let left = end.saturating_sub(self.function.clock.now());
-            let off = off.clone();
-            match self.call(left, move |f| f.reset_by(&off, method, generation)) {
+            match self.call(left, move |f| f.reset_by(method, generation)) {
                 Ok(Ok(stopped)) => return Ok(stopped),
                 // While a removal waits for us the kernel refuses for ever.
                 Ok(Err(unreset))
@@ -611,9 +660,11 @@ impl<'a> Climb<'a> {
         (Outcome::NotProven, Some(format!("{why}; {also}")))
     }
 
-    fn reset_by_software(&mut self, off: &Arc<BusMasterOff>, notes: &mut Vec<String>) {
-        let (off, generation) = (off.clone(), self.life.generation);
+    fn reset_by_software(&mut self, notes: &mut Vec<String>) {
+        let generation = self.life.generation;
         let reset = self.call(self.deadlines().reset, move |f| {
+            let off = f.master_off_for_good().map_err(|error| error.to_string())?;
+            f.plant_again()?;
             let reset = || (f.software_reset)(&f.window, &*f.clock);
             let issued = reset::issue_software(&*f.transport, &off, reset)
                 .map_err(|error| error.to_string())?;
@@ -673,14 +724,15 @@ impl<'a> Climb<'a> {
         (outcome, join(notes))
     }
 
-    /// Writes the command word once more where it was not seen to take: a device that was away may
-    /// be back, with bus mastering on (C47).
+    /// Writes the command word once more where it was not seen to take, or no reset was proven after
+    /// it: a device that was away may be back, with bus mastering on (C47).
     fn last_word(&mut self, steps: &mut [StepReport]) {
         let off = |step: &&mut StepReport| step.step == Step::BusMasterOff;
         let Some(report) = steps.iter_mut().find(off) else {
             return;
         };
-        if report.outcome == Outcome::Done {
+        // A reset that was not proven may have put back what was saved.
+        if report.outcome == Outcome::Done && self.reset_method.is_some() {
             return;
         }
         let again = self.call(self.deadlines().config, Function::master_off_for_good);

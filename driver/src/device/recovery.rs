@@ -50,6 +50,14 @@ pub enum RecoverError {
         /// The function's name.
         device: String,
     },
+    /// A call that the ladder left behind has not returned: a reset among them would hit the new life.
+    #[error(
+        "{device}: a call that the ladder left behind has not returned yet; it stays fenced, try again later"
+    )]
+    Outstanding {
+        /// The function's name.
+        device: String,
+    },
     /// Another attempt could not be made.
     #[error("{device}: no thread for another attempt to stop it")]
     NoThread {
@@ -95,7 +103,8 @@ impl Inner {
         }
         old.join_ladder();
         let begun = self
-            .prove_stopped(&old, &verdict)
+            .all_returned()
+            .and_then(|()| self.prove_stopped(&old, &verdict))
             .and_then(|()| self.begin(old.generation().next()));
         let event = match &begun {
             Ok(generation) => DeviceEvent::Recovered {
@@ -108,6 +117,16 @@ impl Inner {
         };
         self.function.events.push(event);
         begun
+    }
+
+    /// No second reset while one is outstanding, and no new life that the first would end (R4).
+    fn all_returned(&self) -> Result<(), RecoverError> {
+        if self.function.is_call_outstanding() {
+            return Err(RecoverError::Outstanding {
+                device: self.function.transport.name().to_owned(),
+            });
+        }
+        Ok(())
     }
 
     /// No recovery without *stopped* (C43): what the ladder did not prove is tried again now.
@@ -178,13 +197,10 @@ impl Inner {
         )?;
         let mut provider = self.driver.provider(window.clone(), function.clock.clone());
         provider.bring_up(&self.config)?;
-        function
-            .canary
-            .plant(&function.window)
-            .map_err(|source| DeviceError::Canary {
-                device: function.transport.name().to_owned(),
-                source,
-            })?;
+        function.plant().map_err(|source| DeviceError::Canary {
+            device: function.transport.name().to_owned(),
+            source,
+        })?;
         function.interrupts.enable_vectors()?;
         Life::new(
             function.clone(),
