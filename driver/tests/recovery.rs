@@ -1,0 +1,303 @@
+//! Recovery over a scripted device: a new life only after a proven stop, and what is carried into
+//! it.
+
+mod scripted;
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use failstop::device::{Device, RecoverError};
+use failstop::events::DeviceEvent;
+use failstop::ladder::{Ground, Word};
+use failstop::port::Port;
+use failstop::queues::lifecycle::Cause;
+use failstop_dma::frame::Frame;
+use failstop_pci::testing::{Happened, Reading, ResetScript};
+use failstop_pci::transport::{ResetMethod, Unmapped};
+use nix::errno::Errno;
+use scripted::{Bench, FRAME, Objects, RX, Software, Way, small};
+
+fn break_it(device: &Device) {
+    assert!(device.break_now(Cause::User));
+    assert!(device.revocation().is_some());
+}
+
+fn full(frames: &mut [Frame]) {
+    for frame in frames {
+        frame.fill(&[7; 60]).unwrap();
+    }
+}
+
+#[test]
+fn r10_bus_mastering_is_off_until_a_queue_of_the_new_life_runs() {
+    let bench = Bench::new();
+    let device = bench.open();
+    drop(Objects::new(&device, 0).unwrap());
+    break_it(&device);
+    assert_eq!(device.recover().unwrap().number(), 2);
+    assert!(!bench.function.is_master());
+    let objects = Objects::new(&device, 0).unwrap();
+    assert!(bench.function.is_master());
+    assert_eq!(device.broken(), None);
+    drop(objects);
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn c43_a_device_whose_resets_reset_nothing_is_not_recovered() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let port = Port::open(&device, &small()).unwrap();
+    bench.software(Software::ResetsNothing);
+    bench
+        .function
+        .script_reset(ResetMethod::Server, ResetScript::ResetsNothing);
+    break_it(&device);
+    // It still knows where its rings were.
+    assert!(bench.queue(Way::Receive, 0).is_some());
+    let report = device.revocation().unwrap();
+    assert_eq!(
+        (report.verdict, report.ground),
+        (Word::Revoked, Ground::Unmapped)
+    );
+    for _ in 0..2 {
+        let refused = device.recover().unwrap_err();
+        assert!(
+            matches!(refused, RecoverError::NotStopped { .. }),
+            "{refused}"
+        );
+        assert!(!bench.function.is_master());
+        assert_eq!(device.generation().number(), 1);
+    }
+    // Once a reset works it is.
+    bench
+        .function
+        .script_reset(ResetMethod::Server, ResetScript::Works);
+    assert_eq!(device.recover().unwrap().number(), 2);
+    assert_eq!(bench.queue(Way::Receive, 0), None);
+    drop(port);
+}
+
+#[test]
+fn quarantine_is_released_when_a_later_attempt_proves_the_stop() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let objects = Objects::new(&device, 0).unwrap();
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    for _ in 0..3 {
+        bench
+            .function
+            .answer_next_unmap(Unmapped::Failed(Errno::EIO));
+    }
+    break_it(&device);
+    drop(objects);
+    let totals = device.ledger().totals();
+    assert_eq!((totals.live_mappings, totals.quarantined_mappings), (0, 3));
+    bench.function.read_config_again();
+    device.recover().unwrap();
+    assert_eq!(device.ledger().lines(), []);
+    assert_eq!(bench.function.mapped(), []);
+    drop(Objects::new(&device, 0).unwrap());
+}
+
+#[test]
+fn no_address_is_used_again_before_the_stop_is_proven_and_it_was_unmapped() {
+    // Room for one set of objects: the next set needs the addresses of the first.
+    let bench = Bench::with_limits(scripted::pages(8), |function| function.by_messages());
+    let device = bench.open();
+    let _before = bench.function.take_log();
+    for life in 1..5 {
+        let objects = Objects::new(&device, 0).unwrap();
+        assert_eq!(device.generation().number(), life);
+        break_it(&device);
+        drop(objects);
+        device.recover().unwrap();
+    }
+    let (mut used, mut unmapped, mut reset) = (BTreeMap::new(), BTreeMap::new(), 0);
+    let mut again = 0;
+    for (at, happened) in bench.function.log().into_iter().enumerate() {
+        match happened {
+            Happened::Reset(_) => reset = at,
+            Happened::Unmap { iova, outcome, .. } => {
+                assert_eq!(outcome, Unmapped::Exact);
+                unmapped.insert(iova, at);
+            }
+            Happened::Map { iova, .. } => {
+                if let Some(before) = used.insert(iova, at) {
+                    again += 1;
+                    assert!(before < reset && before < unmapped[&iova], "{iova:#x}");
+                }
+            }
+            _ => {}
+        }
+    }
+    assert!(again > 0, "no address came back: {used:?}");
+}
+
+#[test]
+fn a_recovery_that_fails_in_bring_up_can_be_repeated() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    break_it(&device);
+    bench.script.fail_bring_ups(2);
+    for _ in 0..2 {
+        let refused = device.recover().unwrap_err();
+        assert!(matches!(refused, RecoverError::BringUp(_)), "{refused}");
+        assert!(!bench.function.is_master());
+        assert!(device.broken().is_some());
+        let mut frames = port.take_frames(1).unwrap();
+        assert_eq!(port.rx_burst(&mut frames), 0);
+    }
+    device.recover().unwrap();
+    let mut frames = port.take_frames(4).unwrap();
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    assert_eq!(bench.receive(0, 2, 60), 2);
+    assert_eq!(port.rx_burst(&mut frames), 2);
+    let events = std::iter::from_fn(|| device.events().try_next());
+    let failed = events.filter(|event| matches!(event, DeviceEvent::RecoveryFailed { .. }));
+    assert_eq!(failed.count(), 2);
+}
+
+#[test]
+fn of_two_recoveries_at_once_one_begins_a_life() {
+    let bench = Bench::new();
+    let device = bench.open();
+    break_it(&device);
+    let results = thread::scope(|scope| {
+        [0, 1]
+            .map(|_| scope.spawn(|| device.recover()))
+            .map(|thread| thread.join().unwrap())
+    });
+    let begun = results.iter().filter(|result| result.is_ok()).count();
+    let none = |result: &&Result<_, _>| matches!(result, Err(RecoverError::NotBroken { .. }));
+    assert_eq!(
+        (begun, results.iter().filter(none).count()),
+        (1, 1),
+        "{results:?}"
+    );
+    assert_eq!(device.generation().number(), 2);
+}
+
+#[test]
+fn a_recovery_waits_for_the_verdict_and_objects_of_the_old_life_stay_out_of_the_new() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut old = Objects::new(&device, 0).unwrap();
+    let mut frames = old.pool.take_many(4).unwrap();
+    full(&mut frames);
+    assert!(device.break_now(Cause::User));
+    device.recover().unwrap();
+    let mut new = Objects::new(&device, 0).unwrap();
+    let (log, before) = (bench.function.take_log(), bench.registers());
+    assert!(!log.is_empty());
+    assert_eq!(old.sq.burst(&mut frames), 0);
+    assert_eq!(old.rq.burst(&mut frames), 0);
+    assert!(old.pd.register(8, FRAME).is_err());
+    drop((old, frames));
+    assert_eq!(bench.function.log(), []);
+    assert_eq!(bench.registers(), before);
+    // And the new one moves frames.
+    let mut frames = new.pool.take_many(2).unwrap();
+    assert_eq!(bench.receive(0, 1, 60), 1);
+    assert_eq!(new.rq.burst(&mut frames), 1);
+    assert_eq!(new.sq.burst(&mut frames[..1]), 1);
+    assert_eq!(bench.send(0, 1), 1);
+    new.sq.reap();
+    assert_eq!(new.sq.completions().success, 1);
+}
+
+#[test]
+fn a_port_is_carried_and_every_request_ends_once() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let mut frames = port.take_frames(6).unwrap();
+    full(&mut frames);
+    assert_eq!(port.tx_burst(&mut frames[..3]), 3);
+    assert_eq!(bench.receive(0, 2, 60), 2);
+    break_it(&device);
+    device.recover().unwrap();
+    // What was received before the break is delivered, by the burst that carries the port.
+    assert_eq!(port.rx_burst(&mut frames), 2);
+    assert_eq!(frames[0].len(), 60);
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    let carried = port.carried();
+    assert_eq!(carried.times, 1);
+    let ended = carried.completions;
+    assert_eq!(ended.outstanding(), 0);
+    assert_eq!((ended.posted, ended.success), (u64::from(RX - 1) + 3, 2));
+    assert_eq!(bench.receive(0, 1, 60), 1);
+    assert_eq!(port.rx_burst(&mut frames), 1);
+    drop((port, frames));
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn a_port_whose_first_queues_in_the_new_life_fail_is_carried_by_a_later_burst() {
+    for way in scripted::WAYS {
+        let bench = Bench::new();
+        let device = bench.open();
+        let mut port = Port::open(&device, &small()).unwrap();
+        let mut frames = port.take_frames(6).unwrap();
+        full(&mut frames);
+        break_it(&device);
+        device.recover().unwrap();
+        bench.script.fail_starts(way, 2);
+        for _ in 0..2 {
+            assert_eq!(port.rx_burst(&mut frames), 0, "{way:?}");
+            assert_eq!(port.carried().times, 0, "{way:?}");
+        }
+        assert_eq!(port.tx_burst(&mut frames[..1]), 1, "{way:?}");
+        assert_eq!(port.carried().times, 1, "{way:?}");
+        assert_eq!(bench.receive(0, 1, 60), 1);
+        assert_eq!(port.rx_burst(&mut frames), 1);
+        assert_eq!(device.broken(), None);
+        drop((port, frames));
+        let closed = device.close();
+        assert_eq!((closed.left, closed.completions.outstanding()), (vec![], 0));
+    }
+}
+
+#[test]
+fn a_port_whose_memory_cannot_be_mapped_in_the_new_life_is_carried_by_a_later_burst() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let mut frames = port.take_frames(2).unwrap();
+    break_it(&device);
+    device.recover().unwrap();
+    bench.function.fail_next_map(Errno::ENOMEM);
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    assert_eq!(port.carried().times, 0);
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    assert_eq!(port.carried().times, 1);
+    assert_eq!(bench.receive(0, 1, 60), 1);
+    assert_eq!(port.rx_burst(&mut frames), 1);
+    drop((port, frames));
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn a_port_is_carried_across_many_lives_and_its_frames_add_up() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let mut frames = port.take_frames(4).unwrap();
+    for life in 1..20 {
+        full(&mut frames);
+        assert_eq!(port.tx_burst(&mut frames), 4);
+        assert_eq!(bench.send(0, 4), 4);
+        break_it(&device);
+        device.recover().unwrap();
+        assert_eq!(port.rx_burst(&mut frames), 0);
+        assert_eq!(port.carried().times, life);
+        let census = port.census().unwrap();
+        assert_eq!(census.home + census.out, census.total);
+        assert_eq!(device.ledger().lines().len(), 3);
+    }
+    let total = port.census().unwrap().total;
+    assert!(port.pool().available() as u32 + 4 + RX + scripted::TX <= total);
+    drop((port, frames));
+    assert_eq!(device.close().left, []);
+}
