@@ -20,6 +20,21 @@ pub struct Plan {
     pub iommu: &'static [&'static str],
     /// What the devices offer to cases of the suite.
     pub offers: &'static [Needs],
+    /// What the ladder must make of a break in mid-traffic.
+    pub resets: &'static [Reset],
+}
+
+/// A break in mid-traffic, and the reset that must prove that the function is stopped (R4.5).
+#[derive(Clone, Copy, Debug)]
+pub struct Reset {
+    /// The role of the function that breaks.
+    pub role: &'static str,
+    /// The only method that its kernel may use; what it offers by itself without one.
+    pub only: Option<&'static str>,
+    /// The method that is believed.
+    pub proven: &'static str,
+    /// The method that returns success and resets nothing (C43).
+    pub not_believed: Option<&'static str>,
 }
 
 impl fmt::Display for Plan {
@@ -60,7 +75,7 @@ impl Plan {
     /// The variable of the guest that has the address of the function under test.
     #[must_use]
     pub fn device_variable(&self) -> String {
-        format!("FAILSTOP_{}", self.device.to_uppercase().replace('-', "_"))
+        variable(self.device)
     }
 
     /// A word that its kernel's command line needs.
@@ -68,6 +83,12 @@ impl Plan {
     pub fn words(&self) -> Option<&'static str> {
         self.machine.and_then(Machine::words)
     }
+}
+
+/// The variable of a guest that has the address of the function with that role.
+#[must_use]
+pub fn variable(role: &str) -> String {
+    format!("FAILSTOP_{}", role.to_uppercase().replace('-', "_"))
 }
 
 const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
@@ -78,6 +99,7 @@ const fn kernel_only(kernel: &'static str, machine: Machine) -> Plan {
         machine: Some(machine),
         iommu: &[],
         offers: &[],
+        resets: &[],
     }
 }
 
@@ -90,6 +112,35 @@ const DEVICE: &[Needs] = &[
     Needs::LinkDown,
 ];
 
+const FLR: &[Reset] = &[Reset {
+    role: "igb",
+    only: None,
+    proven: "flr",
+    not_believed: None,
+}];
+/// QEMU's 82574 has no FLR, and its reset by power management resets nothing.
+const NO_FLR: &[Reset] = &[
+    Reset {
+        role: "e1000e",
+        only: None,
+        proven: "bus",
+        not_believed: Some("pm"),
+    },
+    Reset {
+        role: "e1000e-peer",
+        only: Some("pm"),
+        proven: "hot",
+        not_believed: Some("pm"),
+    },
+];
+/// A hot reset would wipe the sibling too: what remains is the device's own reset, and the IOMMU.
+const NO_RESET: &[Reset] = &[Reset {
+    role: "sibling",
+    only: None,
+    proven: "software",
+    not_believed: Some("pm"),
+}];
+
 /// Everything that the QEMU tier runs.
 pub const PLANS: &[Plan] = &[
     Plan {
@@ -99,6 +150,7 @@ pub const PLANS: &[Plan] = &[
         machine: Some(Machine::TwoIgb),
         iommu: BOTH,
         offers: DEVICE,
+        resets: FLR,
     },
     Plan {
         kernel: "debian",
@@ -107,6 +159,7 @@ pub const PLANS: &[Plan] = &[
         machine: Some(Machine::TwoIgb),
         iommu: CONTAINER,
         offers: DEVICE,
+        resets: FLR,
     },
     Plan {
         kernel: "small",
@@ -115,6 +168,7 @@ pub const PLANS: &[Plan] = &[
         machine: None,
         iommu: &["iommufd"],
         offers: &[Needs::KernelPeer],
+        resets: &[],
     },
     Plan {
         kernel: "debian",
@@ -123,6 +177,7 @@ pub const PLANS: &[Plan] = &[
         machine: None,
         iommu: CONTAINER,
         offers: &[Needs::KernelPeer],
+        resets: &[],
     },
     Plan {
         kernel: "small",
@@ -131,6 +186,7 @@ pub const PLANS: &[Plan] = &[
         machine: None,
         iommu: &["iommufd"],
         offers: DEVICE,
+        resets: NO_FLR,
     },
     Plan {
         kernel: "debian",
@@ -139,6 +195,7 @@ pub const PLANS: &[Plan] = &[
         machine: None,
         iommu: CONTAINER,
         offers: DEVICE,
+        resets: NO_FLR,
     },
     Plan {
         kernel: "small",
@@ -147,8 +204,13 @@ pub const PLANS: &[Plan] = &[
         machine: Some(Machine::Narrow),
         iommu: BOTH,
         offers: &[],
+        resets: &[],
     },
-    kernel_only("small", Machine::SharedGroup),
+    Plan {
+        iommu: &["iommufd"],
+        resets: NO_RESET,
+        ..kernel_only("small", Machine::SharedGroup)
+    },
     kernel_only("small", Machine::KernelNic),
     kernel_only("small", Machine::NoIommu),
     kernel_only("small", Machine::NoRemapping),

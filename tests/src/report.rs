@@ -54,14 +54,19 @@ pub struct Step {
 
 impl Report {
     /// What the ladder's report says of its reset.
-    #[must_use]
-    pub fn reset_note(&self) -> Option<&str> {
+    fn reset_note(&self) -> Option<&str> {
         let steps = &self.revocation.as_ref()?.steps;
         steps
             .iter()
             .find(|step| step.step == "reset")?
             .note
             .as_deref()
+    }
+
+    /// Whether it says that a reset by `method` returned success and reset nothing (C43).
+    fn tells_of_disbelief(&self, method: &str) -> bool {
+        let words = format!("{method}: returned success and is not believed");
+        self.reset_note().is_some_and(|note| note.contains(&words))
     }
 }
 
@@ -159,12 +164,17 @@ pub fn check_clean(json: &str) -> Result<Report, String> {
 }
 
 /// Reads a report and makes sure that it tells of a device that somebody broke in mid-traffic, that
-/// was stopped by a reset of `method`, and recovered.
+/// was stopped by a reset of `method`, and recovered. A reset by `not_believed` returned success
+/// before, and the report says that it reset nothing.
 ///
 /// # Errors
 ///
 /// What is not so.
-pub fn check_recovered(json: &str, method: &str) -> Result<Report, String> {
+pub fn check_recovered(
+    json: &str,
+    method: &str,
+    not_believed: Option<&str>,
+) -> Result<Report, String> {
     check(json, |report| {
         let Some(revocation) = &report.revocation else {
             return vec![(true, "nothing was revoked")];
@@ -186,6 +196,10 @@ pub fn check_recovered(json: &str, method: &str) -> Result<Report, String> {
             (
                 revocation.reset_method.as_deref() != Some(method),
                 "another reset",
+            ),
+            (
+                not_believed.is_some_and(|method| !report.tells_of_disbelief(method)),
+                "a reset that reset nothing was believed",
             ),
             (revocation.released_bytes == 0, "nothing was released"),
             (revocation.quarantined_bytes != 0, "something was kept"),

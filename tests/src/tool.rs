@@ -195,7 +195,7 @@ fn broken_and_recovered() -> Outcome {
     let output = failstop(&arguments)?;
     ensure_eq(output.status.code(), Some(0), &text(&output))?;
     let json = String::from_utf8_lossy(&output.stdout);
-    let report = report::check_recovered(&json, "server")?;
+    let report = report::check_recovered(&json, "server", None)?;
     ensure_eq(report.stray_dma, Some(0), "stray DMA")
 }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use failstop_tests::cases::{Case, Needs};
-use failstop_tests::plan::{PLANS, Plan};
+use failstop_tests::plan::{PLANS, Plan, Reset, variable};
 use libtest_mimic::{Arguments, Failed, Trial};
 use xtask::protocol::Run;
 use xtask::vm::{Boot, Guest, Setup, topologies};
@@ -59,19 +59,23 @@ fn trials(plan: &'static Plan) -> Vec<Trial> {
                 guest.alone(|guest| guest.case(case, iommu))
             }));
         }
-        if !plan.runs_tool() {
-            continue;
+        if plan.runs_tool() {
+            let guest = guest.clone();
+            let name = format!("{plan}/{iommu}/failstop_run_ends_with_clean_accounts");
+            trials.push(Trial::test(name, move || {
+                guest.alone(|guest| guest.tool_run(iommu))
+            }));
         }
-        let guest = guest.clone();
-        let name = format!("{plan}/{iommu}/failstop_run_ends_with_clean_accounts");
-        let breaking = guest.clone();
-        trials.push(Trial::test(name, move || {
-            guest.alone(|guest| guest.tool_run(iommu))
-        }));
-        let name = format!("{plan}/{iommu}/a_break_in_mid_traffic_is_a_gap_that_is_recovered_from");
-        trials.push(Trial::test(name, move || {
-            breaking.alone(|guest| guest.tool_break(iommu))
-        }));
+        for reset in plan.resets {
+            let guest = guest.clone();
+            let name = format!(
+                "{plan}/{iommu}/a_break_in_mid_traffic_of_{}_is_recovered_from_by_{}",
+                reset.role, reset.proven
+            );
+            trials.push(Trial::test(name, move || {
+                guest.alone(|guest| guest.tool_break(iommu, reset))
+            }));
+        }
     }
     for name in plan.kernel_cases() {
         let guest = guest.clone();
@@ -214,30 +218,25 @@ impl SharedGuest {
     }
 
     /// A break by the person who runs it, and the recovery (R10).
-    fn tool_break(&self, iommu: &str) -> Result<(), Failed> {
-        let device = self.plan.device_variable();
-        let line = format!(
-            "failstop bind ${device} >&2 && \
-             failstop run ${device} --seconds 3 --break-after 1 --json --iommu {iommu}"
+    fn tool_break(&self, iommu: &str, reset: &Reset) -> Result<(), Failed> {
+        let device = variable(reset.role);
+        // Every function of the group has to be out of its kernel driver's hands; a lone one is
+        // bound twice.
+        let mut lines = format!(
+            "set -e; failstop bind ${} >&2; failstop bind ${device} >&2; \
+             methods=/sys/bus/pci/devices/${device}/reset_method; before=$(cat $methods); ",
+            self.plan.device_variable()
         );
-        let json = self.succeeds(&Run::shell(line).timeout(CASE))?;
-        // The 82574 has no function level reset, and its power management reset returns success
-        // without resetting anything (C43).
-        let (method, disbelieved) = match self.plan.device {
-            "e1000e" => ("bus", Some("pm")),
-            _ => ("flr", None),
-        };
-        let report = failstop_tests::report::check_recovered(&json, method)?;
-        let note = report.reset_note().unwrap_or_default();
-        let told = disbelieved.is_none_or(|method| note.starts_with(&format!("{method}:")));
-        if told {
-            Ok(())
-        } else {
-            Err(
-                format!("the report does not say that {disbelieved:?} was not believed: {note}")
-                    .into(),
-            )
+        if let Some(only) = reset.only {
+            lines += &format!("echo {only} > $methods; ");
         }
+        lines += &format!(
+            "failstop run ${device} --seconds 3 --break-after 1 --json --iommu {iommu} || code=$?; \
+             echo \"$before\" > $methods; exit $code"
+        );
+        let json = self.succeeds(&Run::shell(lines).timeout(CASE))?;
+        failstop_tests::report::check_recovered(&json, reset.proven, reset.not_believed)?;
+        Ok(())
     }
 
     /// Judges the kernel's log, after every case that was begun before.

@@ -73,16 +73,9 @@ impl Machine<'_> {
             } else {
                 "ioh3420"
             };
-            let link = if root_port.resets_link {
-                ",x-speed=2_5,x-width=1"
-            } else {
-                ""
-            };
             words.pair(
                 "-device",
-                format!(
-                    "{model},id=rp{port},bus=pcie.0,addr={slot:#x},chassis={port},slot={port}{link}"
-                ),
+                format!("{model},id=rp{port},bus=pcie.0,addr={slot:#x},chassis={port},slot={port}"),
             );
         }
         for place in self.topology.places() {

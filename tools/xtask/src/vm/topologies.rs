@@ -40,9 +40,6 @@ pub struct Port {
     /// they could reach each other's memory behind the IOMMU's back. (Two 82576 functions in one slot alone do not share:
     /// Linux knows that silicon as isolating.)
     pub isolates: bool,
-    /// Whether a reset of the link behind it works, and with it a hot reset. A port that says nothing of its link's speed
-    /// keeps Linux waiting for the link, and the reset fails after a second.
-    pub resets_link: bool,
     /// The functions of its one slot, from function 0.
     pub functions: &'static [Function],
 }
@@ -99,15 +96,6 @@ const VTD: Iommu = Iommu::Intel { address_bits: None };
 const fn port(functions: &'static [Function]) -> Port {
     Port {
         isolates: true,
-        resets_link: false,
-        functions,
-    }
-}
-
-const fn port_that_resets(functions: &'static [Function]) -> Port {
-    Port {
-        isolates: true,
-        resets_link: true,
         functions,
     }
 }
@@ -140,11 +128,11 @@ pub const ALL: &[Topology] = &[
     },
     Topology {
         name: "two-e1000e",
-        summary: "two 82574 on one hub, each in an IOMMU group of its own; hot reset works on the second",
+        summary: "two 82574 on one hub, each in an IOMMU group of its own",
         iommu: VTD,
         ports: &[
             port(&[function("e1000e", Model::E1000e, Wire::Hub(0))]),
-            port_that_resets(&[function("e1000e-peer", Model::E1000e, Wire::Hub(0))]),
+            port(&[function("e1000e-peer", Model::E1000e, Wire::Hub(0))]),
         ],
     },
     Topology {
@@ -168,7 +156,6 @@ pub const ALL: &[Topology] = &[
         ports: &[
             Port {
                 isolates: false,
-                resets_link: false,
                 functions: &[
                     function("igb", Model::Igb, Wire::Hub(0)),
                     function("sibling", Model::E1000e, Wire::Hub(0)),
