@@ -386,8 +386,10 @@ impl E1000e {
     fn stop(&mut self) -> Result<Stopped, NoAnswer> {
         self.disable(&RECEIVE);
         self.disable(&TRANSMIT);
-        if let Err(pending) = self.disable_master() {
-            log::warn!("{}: before its reset: {pending}", self.mac.device());
+        match self.disable_master() {
+            Ok(_) => {}
+            Err(gone @ NoAnswer::Gone { .. }) => return Err(gone),
+            Err(pending) => log::warn!("{}: before its reset: {pending}", self.mac.device()),
         }
         let receive = self.receive.map(|ring| (ring, self.progress(&RECEIVE)));
         let send = self.send.map(|ring| (ring, self.progress(&TRANSMIT)));
