@@ -77,6 +77,9 @@ pub struct Port {
     carried: Carried,
     /// Received before a break, and not asked for until the queue was carried.
     backlog: Vec<Frame>,
+    /// The receive queue of the present life, until the backlog was asked for: what it receives
+    /// comes after that.
+    next_rq: Option<Owned<Rq>>,
     device: Arc<Inner>,
 }
 
@@ -118,6 +121,7 @@ impl Port {
             config: *config,
             carried: Carried::default(),
             backlog: Vec::new(),
+            next_rq: None,
             device: device.inner.clone(),
         })
     }
@@ -127,7 +131,7 @@ impl Port {
     #[inline]
     pub fn rx_burst(&mut self, frames: &mut [Frame]) -> usize {
         let received = self.rq.burst(frames);
-        if received == 0 && (self.rq.is_ended() || !self.backlog.is_empty()) {
+        if received == 0 && self.rq.is_ended() {
             return self.late_rx_burst(frames);
         }
         received
@@ -147,8 +151,13 @@ impl Port {
                 .for_each(|(frame, late)| *frame = late);
             return received;
         }
+        if let Some(next) = self.next_rq.take() {
+            self.rq = next;
+            return self.rx_burst(frames);
+        }
+        // What a carry finds to be received comes first, by this function again.
         if self.carry() {
-            return self.rq.burst(frames);
+            return self.rx_burst(frames);
         }
         0
     }
@@ -196,8 +205,13 @@ impl Port {
             self.pd = pd;
         }
         // Also when they could not be made the last time.
-        (self.rq, self.sq, self.rx_cq, self.tx_cq) =
-            queues(&self.config, &self.pd, &self.mr, &mut self.pool)?;
+        let (rq, sq, rx_cq, tx_cq) = queues(&self.config, &self.pd, &self.mr, &mut self.pool)?;
+        (self.sq, self.rx_cq, self.tx_cq) = (sq, rx_cq, tx_cq);
+        if self.backlog.is_empty() {
+            self.rq = rq;
+        } else {
+            self.next_rq = Some(rq);
+        }
         self.carried.times += 1;
         Ok(true)
     }
@@ -205,6 +219,9 @@ impl Port {
     /// Takes the queues of the life that ended apart: what was received goes to the backlog, the
     /// rest is flushed.
     fn leave(&mut self, proof: &Arc<ReleaseProof>) {
+        if let Some(next) = self.next_rq.take() {
+            self.rq = next;
+        }
         let mut frame = self.pool.take_many(1).unwrap_or_default();
         while self.rq.burst(&mut frame) == 1 {
             self.backlog.append(&mut frame);
@@ -251,7 +268,8 @@ impl Port {
     #[must_use]
     pub fn completions(&mut self) -> Completions {
         self.sq.reap();
-        self.carried.completions + self.rq.completions() + self.sq.completions()
+        let receiving = self.next_rq.as_ref().unwrap_or(&self.rq).completions();
+        self.carried.completions + receiving + self.sq.completions()
     }
 
     /// Where the frames are.
@@ -272,8 +290,10 @@ impl Port {
             rx_cq,
             tx_cq,
             pd,
+            next_rq,
             ..
         } = self;
+        let rq = next_rq.unwrap_or(rq);
         Parts {
             rq,
             sq,

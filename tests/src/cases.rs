@@ -59,6 +59,7 @@ pub const CASES: &[Case] = cases! {
     }
     Loopback: breaking {
         a_break_in_traffic_is_revoked_and_recovered_under_the_same_port,
+        what_was_received_before_a_break_comes_first_after_it,
         c9_after_the_ladder_every_destroy_succeeds_and_frees,
         c30_a_destroy_while_the_ladder_runs_ends,
         c40_a_break_wakes_a_sleeper,

@@ -87,6 +87,42 @@ pub(super) fn a_break_in_traffic_is_revoked_and_recovered_under_the_same_port(
     close_clean(device).map(drop)
 }
 
+/// Frames that the device had received when it broke, and that nobody had asked for, are delivered
+/// in order, before any of its next life (R7).
+pub(super) fn what_was_received_before_a_break_comes_first_after_it(fixture: &Fixture) -> Outcome {
+    const BEFORE: u8 = 5;
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    for seed in 0..BEFORE {
+        send(&mut port, &self_addressed(&device, 60, seed))?;
+    }
+    let end = Instant::now() + Duration::from_secs(5);
+    while device.statistics().rx_frames < BEFORE.into() {
+        ensure(Instant::now() < end, || "the frames did not arrive".into())?;
+    }
+    break_now(&device)?;
+    device.recover()?;
+    ensure(device.wait_link(Duration::from_secs(5)).up, || {
+        "no link after the recovery".into()
+    })?;
+    // Sending carries the port before anybody receives.
+    for seed in BEFORE..2 * BEFORE {
+        send(&mut port, &self_addressed(&device, 60, seed))?;
+    }
+    let end = Instant::now() + Duration::from_secs(5);
+    while device.statistics().rx_frames < BEFORE.into() {
+        ensure(Instant::now() < end, || {
+            "no frames after the recovery".into()
+        })?;
+    }
+    for seed in 0..2 * BEFORE {
+        let expected = self_addressed(&device, 60, seed);
+        ensure_eq(receive(&mut port)?, expected, "the frame")?;
+    }
+    drop(port);
+    close_clean(device).map(drop)
+}
+
 /// After the ladder, at once (R6).
 pub(super) fn c9_after_the_ladder_every_destroy_succeeds_and_frees(fixture: &Fixture) -> Outcome {
     let device = fixture.open()?;
