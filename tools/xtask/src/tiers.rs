@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::mutate;
 use crate::vm::Setup;
+use crate::{mutate, rules};
 
 /// The package whose test targets are the tiers above T0.
 pub(crate) const SUITE: &str = "failstop-tests";
@@ -56,6 +56,18 @@ impl Tier {
             self.passed += 1
         } else {
             self.failed.push(name.into())
+        }
+        Ok(())
+    }
+
+    /// Whether each rule of the contract has code and a test, and each case a test.
+    fn rules(&mut self) -> Result<()> {
+        let (table, complete) = rules::table(false)?;
+        if complete {
+            self.passed += 1;
+        } else {
+            eprint!("{table}");
+            self.failed.push("rules (cargo xtask rules)".into());
         }
         Ok(())
     }
@@ -241,6 +253,7 @@ fn checks(tier: &mut Tier) -> Result<()> {
     let mut documentation = cargo(&["doc", "--workspace", "--lib", "--no-deps", "--quiet"]);
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     tier.check("documentation (cargo doc)", documentation)?;
+    tier.rules()?;
     if target_is_installed(OTHER_ARCHITECTURE) {
         // The libraries: what only runs on a developer's machine need not build for others.
         let packages = [
