@@ -23,14 +23,17 @@ impl Drop for MrShared {
             return;
         };
         let life = &self.pd.life;
-        if let Some(proof) = region.unreferenced() {
+        // A broken device is not touched any more, and its unmaps were the ladder's (R6).
+        if life.lifecycle().is_broken() {
+            let proof = life.revoked();
+            let covered = |proof: &Arc<ReleaseProof>| proof.covers(region.owner(), region.iova());
+            if let Some(proof) = proof.filter(covered) {
+                release(region.into_mapping(), &proof, life);
+            }
+        } else if let Some(proof) = region.unreferenced() {
             release(region.into_mapping(), &proof.into(), life);
-        } else if let Some(proof) = life.revoked() {
-            release(region.into_mapping(), &proof, life);
-        } else {
-            // A ring that holds it was quarantined: so is the region, by its mapping's drop.
-            drop(region);
         }
+        // Else a ring that holds it was quarantined: so is the region, by its mapping's drop.
     }
 }
 

@@ -654,7 +654,8 @@ impl Bench {
         read.then(|| [word(low), word(high)])
     }
 
-    fn write_back(&self, at: u64, word: u64) -> bool {
+    /// The device writes the second word of the descriptor at `at`.
+    pub fn write_back(&self, at: u64, word: u64) -> bool {
         self.function.dma_write(at + 8, &word.to_le_bytes())
     }
 
@@ -667,7 +668,8 @@ impl Bench {
         received
     }
 
-    fn receive_one(&self, queue: u32, len: u16, payload: u8) -> Option<()> {
+    /// The device receives one frame of `payload` bytes; none when it cannot.
+    pub fn receive_one(&self, queue: u32, len: u16, payload: u8) -> Option<()> {
         let posted = self.queue(Way::Receive, queue)?;
         let at = posted.next()?;
         let [buffer, _] = self.descriptor(at)?;
