@@ -142,7 +142,7 @@ enum Seen {
 }
 
 impl Duty {
-    /// The duty over `device`.
+    /// The duty over `device`: changes of its link are told from here on.
     #[must_use]
     pub fn new(device: &Device, policy: Policy) -> Self {
         let function = device.inner.function();
@@ -152,7 +152,7 @@ impl Duty {
             events: function.events.clone(),
             clock: function.clock.clone(),
             policy,
-            link: None,
+            link: life.try_provider().map(|mut provider| provider.link()),
             watched: life.generation(),
             watchdog: policy.watchdog.map(Watchdog::new),
             next_look: Duration::ZERO,

@@ -23,6 +23,7 @@ use crate::fixture::Outcome;
 pub mod inner;
 
 mod binding;
+mod departures;
 mod groups;
 mod limits;
 mod mappings;
@@ -274,6 +275,13 @@ pub const CASES: &[KernelCase] = cases! {
         only_iommufd_takes_a_function_out_of_its_space,
         c15_an_unbind_returns_when_the_function_is_hung_up,
         c39_a_child_of_fork_does_not_keep_the_function_bus_master,
+    }
+    TwoIgb Each: departures {
+        c15_an_unbind_of_a_port_in_use_returns,
+        c16_an_error_on_the_bus_breaks_the_device_which_is_recovered,
+        a_process_that_is_killed_leaves_bus_mastering_off,
+        c39_a_child_of_fork_does_not_keep_a_killed_parents_device,
+        another_process_is_told_that_the_function_is_in_use,
     }
     KernelNic Each: resets {
         c43_a_reset_that_resets_nothing_is_not_proven_and_the_next_is,

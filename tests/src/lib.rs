@@ -10,5 +10,7 @@ pub mod fixture;
 pub mod kernel;
 mod net;
 pub mod plan;
+pub mod processes;
 pub mod report;
+pub mod supervised;
 pub mod tool;

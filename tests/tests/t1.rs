@@ -7,10 +7,13 @@ use failstop::name::DeviceName;
 use failstop_emulator::{Emulator, Options};
 use failstop_tests::cases::{CASES, Case, Needs};
 use failstop_tests::fixture::{Fixture, Outcome, ensure_eq};
-use failstop_tests::{faults, tool};
+use failstop_tests::{faults, processes, supervised, tool};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() -> ExitCode {
+    if let Some(exit) = processes::run() {
+        return exit;
+    }
     let arguments = Arguments::from_args();
     let suite = CASES
         .iter()
@@ -18,6 +21,8 @@ fn main() -> ExitCode {
         .map(|case| Trial::test(format!("emulated/{}", case.name), || on_emulator(case)));
     let trials = suite
         .chain(faults::trials())
+        .chain(supervised::trials())
+        .chain(processes::trials())
         .chain(tool::trials())
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()

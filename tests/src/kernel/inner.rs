@@ -1,4 +1,4 @@
-//! Parts of cases that run as an ordinary user, in a process of their own.
+//! Parts of cases that run in a process of their own: as an ordinary user, or to be killed.
 //!
 //! Root starts the program again with a variable that names one; [`run`] then does that part
 //! instead of the suite. Privileges are dropped there, where no other thread has any.
@@ -20,7 +20,7 @@ use libtest_mimic::Failed;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{Uid, setuid};
 
-use super::{Pages, open_address, role, says};
+use super::{Pages, departures, open_address, role, says};
 use crate::fixture::{Outcome, ensure, ensure_eq};
 
 /// The variable that names a part.
@@ -32,11 +32,14 @@ pub(super) const USER: u32 = 1000;
 /// A part: takes the function and the IOMMU interface.
 type Part = fn(Address, Iommu) -> Outcome;
 
-const PARTS: [(&str, Part); 4] = [
+const PARTS: [(&str, Part); 7] = [
     ("memlock", memlock),
     ("permission", permission),
     ("passed", passed),
     ("bind", bind),
+    ("live", departures::live),
+    ("fork", departures::live_beside_a_child),
+    ("second", departures::open_second),
 ];
 
 /// Runs the part that the environment names, if it names one.
@@ -66,16 +69,21 @@ pub fn run() -> Option<ExitCode> {
 
 /// Starts this program again for one part, and fails as it does.
 pub(super) fn part(name: &str, iommu: Iommu) -> Outcome {
+    let output = command(name, iommu)?.output()?;
+    ensure(output.status.success(), || {
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    })
+}
+
+/// This program, to be started again for one part.
+pub(super) fn command(name: &str, iommu: Iommu) -> Result<Command, Failed> {
     let interface = match iommu {
         Iommu::Iommufd => "iommufd",
         _ => "container",
     };
-    let output = Command::new(env::current_exe()?)
-        .env(PART, format!("{name} {interface}"))
-        .output()?;
-    ensure(output.status.success(), || {
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    })
+    let mut command = Command::new(env::current_exe()?);
+    command.env(PART, format!("{name} {interface}"));
+    Ok(command)
 }
 
 /// The files that an opening of `address` through `iommu` takes, the group's or device's last.

@@ -7,6 +7,7 @@
 //! | `stray` | `{"stray":{...}}`: [`StrayDma`] |
 //! | `reset-counters` | `{"ok":true}` |
 //! | `link up`, `link down` | `{"ok":true}` |
+//! | `notice error`, `notice request` | `{"ok":true}`; the client's error or request event fires |
 //! | `fault NAME[:ARGS][@FRAMES]` or `fault NAME ARGS` | `{"ok":true}` |
 //! | `clear-faults` | `{"ok":true}` |
 //! | `faults` | `{"faults":[...]}`: every fault that there is |
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::faults::{Spec, TABLE};
+use crate::server::irqs::Notice;
 use crate::server::port::{Handle, Request};
 use crate::stats::{Stats, StrayDma};
 
@@ -161,6 +163,8 @@ fn answer(words: &[&str], ports: &[Handle]) -> Reply {
         ["reset-counters"] => done(port, Request::ResetCounters),
         ["link", "up"] => done(port, Request::Link(true)),
         ["link", "down"] => done(port, Request::Link(false)),
+        ["notice", "error"] => done(port, Request::Notice(Notice::Error)),
+        ["notice", "request"] => done(port, Request::Notice(Notice::Request)),
         ["fault", name, arguments @ ..] => {
             let mut spec = (*name).to_owned();
             for argument in arguments {
@@ -182,7 +186,7 @@ fn answer(words: &[&str], ports: &[Handle]) -> Reply {
         ["leash" | "quit"] => Reply::Ok(true),
         _ => Reply::Error(format!(
             "'{}' is no request; there are stats, stray, reset-counters, link up|down, \
-             fault NAME, clear-faults, faults, leash, quit",
+             notice error|request, fault NAME, clear-faults, faults, leash, quit",
             words.join(" ")
         )),
     }

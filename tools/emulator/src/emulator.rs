@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::control::{self, Client, ControlError, Reply};
 use crate::faults::Spec;
 use crate::server::handler::Service;
+use crate::server::irqs::Notice;
 use crate::server::port::{End, Handle, Port};
 use crate::server::wire::Wire;
 use crate::stats::Stats;
@@ -392,6 +393,19 @@ impl Running {
     /// [`ControlError`].
     pub fn reset_counters(&mut self) -> Result<(), ControlError> {
         self.request("reset-counters").map(drop)
+    }
+
+    /// Tells the first port's client of an error on the bus, or asks it for the function.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn notice(&mut self, notice: Notice) -> Result<(), ControlError> {
+        let word = match notice {
+            Notice::Error => "error",
+            Notice::Request => "request",
+        };
+        self.request(&format!("notice {word}")).map(drop)
     }
 
     /// Plugs or pulls the first port's cable.

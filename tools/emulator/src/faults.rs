@@ -17,6 +17,10 @@ pub enum Fault {
     /// A transmit queue told to stop keeps ENABLE set and goes on reading and writing back, through
     /// CTRL.RST too.
     TxQueueStuck,
+    /// The device takes no transmit descriptor any more, until a function level reset.
+    TxStalls,
+    /// The device counts frames as received and writes none of them, until a function level reset.
+    RxStalls,
     /// The function fell off the bus: every read returns all-ones, nothing is written, no DMA.
     Gone,
     /// The same, but reads return zero, as QEMU and virtual functions do.
@@ -56,6 +60,18 @@ pub const TABLE: &[Entry] = &[
         arguments: "",
         text: "a stopped transmit queue keeps ENABLE and goes on reading and writing back",
         parse: |arguments| plain(arguments, Fault::TxQueueStuck),
+    },
+    Entry {
+        name: "tx-stalls",
+        arguments: "",
+        text: "no transmit descriptor is taken, until a function level reset",
+        parse: |arguments| plain(arguments, Fault::TxStalls),
+    },
+    Entry {
+        name: "rx-stalls",
+        arguments: "",
+        text: "frames are counted and never written, until a function level reset",
+        parse: |arguments| plain(arguments, Fault::RxStalls),
     },
     Entry {
         name: "gone",
@@ -181,6 +197,8 @@ impl fmt::Display for Spec {
         match self.fault {
             Fault::RxQueueStuck => f.write_str("rxq-stuck"),
             Fault::TxQueueStuck => f.write_str("txq-stuck"),
+            Fault::TxStalls => f.write_str("tx-stalls"),
+            Fault::RxStalls => f.write_str("rx-stalls"),
             Fault::Gone => f.write_str("gone"),
             Fault::GoneZero => f.write_str("gone-zero"),
             Fault::Slow(delay) => write!(f, "slow:{}", delay.as_millis()),
@@ -226,6 +244,12 @@ impl Faults {
             ..spec
         });
         self.begin(sent);
+    }
+
+    /// What a function level reset cures.
+    pub fn reset(&mut self) {
+        let cured = [Fault::TxStalls, Fault::RxStalls];
+        self.active.retain(|fault| !cured.contains(fault));
     }
 
     /// Ends and forgets all faults.

@@ -53,3 +53,4 @@ pub mod stats;
 mod testing;
 
 pub use emulator::{Cable, Emulator, EmulatorError, Options, Running};
+pub use server::irqs::Notice;

@@ -47,6 +47,7 @@ impl Device {
     pub fn reset_function(&mut self, now: Duration) {
         self.counters.function_resets += 1;
         self.runaways.clear();
+        self.faults.reset();
         for queue in &mut self.receive_queues {
             queue.wedged = false;
         }

@@ -606,3 +606,18 @@ fn a_driver_that_writes_nonsense_everywhere_never_breaks_the_model() {
     assert!(bench.counters().function_resets > 200);
     assert!(bench.counters().tx_frames > 0 && bench.counters().aborts > 0);
 }
+
+#[test]
+fn a_device_that_stalls_takes_and_writes_nothing_until_a_function_level_reset() {
+    let mut bench = Bench::running();
+    bench.device.add_fault("tx-stalls".parse().unwrap());
+    let before = bench.world.accesses;
+    bench.send(0, 2);
+    assert_eq!(bench.world.accesses, before);
+    bench.device.add_fault("rx-stalls".parse().unwrap());
+    bench.config(DEVICE_CONTROL, &[0x10, 0xa8]);
+    bench.config(COMMAND, &[6, 0]);
+    bench.bring_up();
+    bench.send(0, 2);
+    assert!(bench.rx(0).is_done());
+}

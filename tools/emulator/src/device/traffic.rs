@@ -8,6 +8,7 @@ use super::receive::{self, Arrival, Placed};
 use super::ring::Ring;
 use super::statistics::Cast;
 use super::{BUDGET, Device, transmit};
+use crate::faults::Fault;
 use crate::host::Host;
 
 impl Device {
@@ -46,6 +47,7 @@ impl Device {
             && self.link
             && self.file.get(TCTL).contains(TransmitControl::TXEN)
             && self.may_request()
+            && !self.faults.has(Fault::TxStalls)
     }
 
     fn aborted(&mut self) {
@@ -88,6 +90,10 @@ impl Device {
             }
         }
         self.statistics.accepted(frame.len(), Cast::of(&frame));
+        if self.faults.has(Fault::RxStalls) {
+            self.counters.rx_dropped += 1;
+            return;
+        }
         let arrival = Arrival::new(&self.file, frame);
         let waiting = if self.buffer.is_empty() {
             self.offer(arrival, host)

@@ -12,6 +12,8 @@ use crate::device::VECTORS;
 const INTX: usize = 0;
 const MSI: usize = 1;
 const MSI_X: usize = 2;
+const ERROR: usize = 3;
+const REQUEST: usize = 4;
 /// Kinds: INTx, MSI, MSI-X, error, request (`VFIO_PCI_*_IRQ_INDEX`).
 pub const KINDS: u32 = 5;
 const COUNTS: [u32; KINDS as usize] = [1, 1, VECTORS, 1, 1];
@@ -53,6 +55,15 @@ impl Signal {
         // A counter that is full already wakes whoever waits.
         let _full = rustix::io::write(self.fd.as_fd(), &1u64.to_ne_bytes());
     }
+}
+
+/// What a client is told of beside interrupts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// The bus reported an uncorrectable error of the function.
+    Error,
+    /// The function is wanted back.
+    Request,
 }
 
 /// The eventfds of all kinds.
@@ -140,6 +151,17 @@ impl Irqs {
             }
             _ => Err(Errno::EINVAL),
         }
+    }
+
+    /// Tells the client of something beside the device: an error on the bus, or that its function
+    /// is wanted back. False when it does not listen.
+    pub fn tell(&self, notice: Notice) -> bool {
+        let kind = match notice {
+            Notice::Error => ERROR,
+            Notice::Request => REQUEST,
+        };
+        let signal = self.kinds[kind].first().and_then(Option::as_ref);
+        signal.inspect(|signal| signal.fire()).is_some()
     }
 
     /// Forgets every eventfd.
@@ -256,6 +278,18 @@ mod tests {
             let result = Irqs::default().set(&set, &[], Vec::new());
             assert_eq!(result, Err(Errno::EINVAL), "{index} {start} {count}");
         }
+    }
+
+    #[test]
+    fn a_notice_fires_only_where_a_client_listens() {
+        let (theirs, ours) = event();
+        let mut irqs = Irqs::default();
+        assert!(!irqs.tell(Notice::Request));
+        let set = request(TRIGGER | IrqSetFlags::DATA_EVENTFD, 4, 0, 1);
+        irqs.set(&set, &[], vec![theirs]).unwrap();
+        assert!(!irqs.tell(Notice::Error));
+        assert!(irqs.tell(Notice::Request));
+        assert!(fired(&ours));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use super::connection::{Closed, Connection};
 use super::handler::{Outcome, Service};
+use super::irqs::Notice;
 use crate::faults::{Fault, Spec};
 use crate::host::Host;
 use crate::stats::Stats;
@@ -33,6 +34,8 @@ pub enum Request {
     ResetCounters,
     /// Plugs or pulls the cable.
     Link(bool),
+    /// Tells the client of an error, or asks it for the function.
+    Notice(Notice),
     /// Makes the device or its server misbehave.
     Fault(Spec),
     /// Ends all misbehaviour.
@@ -164,6 +167,11 @@ impl Port {
                 }
                 Ok(Request::ResetCounters) => service.reset_counters(),
                 Ok(Request::Link(up)) => service.device.set_carrier(up, &mut service.world),
+                Ok(Request::Notice(notice)) => {
+                    if !service.world.irqs.tell(notice) {
+                        log::warn!("no client listens for {notice:?}");
+                    }
+                }
                 Ok(Request::Fault(spec)) => service.device.add_fault(spec),
                 Ok(Request::ClearFaults) => service.device.clear_faults(),
                 Ok(Request::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
