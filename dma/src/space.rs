@@ -11,7 +11,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failstop_pci::clock::Clock;
-use failstop_pci::memlock::{Memlock, MemlockError};
+use failstop_pci::memlock::MemlockError;
 use failstop_pci::transport::{Kind, MapError, Transport};
 use thiserror::Error;
 
@@ -20,9 +20,11 @@ use crate::ledger::{Freed, Ledger, Refused};
 use crate::memory::{HUGE, Memory, MemoryError, Pages, page_size};
 use crate::proof::ObjectId;
 
+mod budget;
 mod mapping;
 mod revoke;
 
+use budget::LockBudget;
 pub use mapping::{Mapping, NotReleased};
 pub use revoke::{Settled, Swept};
 
@@ -106,6 +108,7 @@ pub struct AddressSpace {
     ledger: Ledger,
     iovas: Mutex<IovaAllocator>,
     page: u64,
+    budget: LockBudget,
 }
 
 impl AddressSpace {
@@ -135,6 +138,7 @@ impl AddressSpace {
             ledger: Ledger::default(),
             iovas,
             page,
+            budget: LockBudget::read(),
         }))
     }
 
@@ -196,19 +200,10 @@ impl AddressSpace {
 
     /// Whether so many more bytes may be locked: asked before anything is mapped (C21).
     fn check_memlock(&self, object: ObjectId, len: usize) -> Result<(), SpaceError> {
-        let device = || self.transport.name().to_owned();
-        let memlock = match Memlock::read() {
-            Ok(memlock) => memlock,
-            // Without /proc the kernel's own refusal has to do.
-            Err(error) => {
-                log::debug!("the locked-memory limit is not known: {error}");
-                return Ok(());
-            }
-        };
-        memlock
-            .check(len as u64)
+        self.budget
+            .take(len as u64)
             .map_err(|source| SpaceError::Memlock {
-                device: device(),
+                device: self.transport.name().to_owned(),
                 object,
                 source,
             })
