@@ -264,7 +264,9 @@ impl Ladder {
         let first = {
             let (function, lifecycle) = (function.clone(), life.lifecycle.clone());
             hand.begin(move || {
-                lifecycle.wait_broken()?;
+                if !lifecycle.wait_for_break() {
+                    return None;
+                }
                 let awake = Instant::now();
                 let _call = function.begin_call();
                 Some((awake, master_off_first(&function), awake.elapsed()))

@@ -132,28 +132,29 @@ impl<F: RxFormat> Rx<F> {
         let frames = frames.get_mut(..most).unwrap_or_default();
         let mut cursor = self.ring.cursor(first).limited(self.buffer);
         let mut bytes = 0;
-        let mut odd = false;
-        for frame in frames.iter_mut() {
-            let word = cursor.load::<1>();
-            if !F::is_done(word) {
-                break;
+        // Each check leaves by a jump of its own: joined, they cost two instructions more per packet.
+        let odd = 'burst: {
+            for frame in frames.iter_mut() {
+                let word = cursor.load::<1>();
+                if !F::is_done(word) {
+                    break 'burst false;
+                }
+                cursor.acquire();
+                if !F::is_clean(word) {
+                    break 'burst true;
+                }
+                let len = F::len(word);
+                let Ok(iova) = cursor.receive(frame, len) else {
+                    break 'burst true;
+                };
+                let [low, high] = F::post(iova);
+                cursor.store::<0>(low);
+                cursor.store::<1>(high);
+                cursor.step();
+                bytes += u64::from(len);
             }
-            cursor.acquire();
-            let len = F::len(word);
-            if !F::is_clean(word) {
-                odd = true;
-                break;
-            }
-            let Ok(iova) = cursor.receive(frame, len) else {
-                odd = true;
-                break;
-            };
-            let [low, high] = F::post(iova);
-            cursor.store::<0>(low);
-            cursor.store::<1>(high);
-            cursor.step();
-            bytes += u64::from(len);
-        }
+            false
+        };
         self.next = cursor.at();
         self.bytes += bytes;
         let mut received = self.next.wrapping_sub(first) as usize;
@@ -164,11 +165,20 @@ impl<F: RxFormat> Rx<F> {
         if self.outstanding() == 0 && F::is_done(self.ring.peek::<1>(self.next)) {
             self.impossible("a receive descriptor that was never posted is done");
         }
-        if self.next != first && !self.lifecycle.is_broken() {
-            self.posted += u64::from(self.next.wrapping_sub(first));
-            self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
+        if self.next != first {
+            self.post(first);
         }
         received
+    }
+
+    /// Gives the device the descriptors from `first` to `next`; nothing on a broken one.
+    #[inline(always)]
+    fn post(&mut self, first: u32) {
+        if self.lifecycle.is_broken() {
+            return;
+        }
+        self.posted += u64::from(self.next.wrapping_sub(first));
+        self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
     }
 
     /// What the burst does not take in its stride, one descriptor at a time: frames in error,

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::protocol::Run;
 use crate::vm::{Boot, Kernel, Setup, topologies};
-use crate::{mutate, rules, tiers};
+use crate::{bench, mutate, rules, tiers};
 
 /// Set-up, tests and virtual machines of failstop.
 #[derive(Parser)]
@@ -42,6 +42,15 @@ enum Cli {
         /// Lists them instead.
         #[arg(long)]
         list: bool,
+    },
+    /// Measures what failstop costs, beside what it is held against, and prints a table. Fails when a limit is passed.
+    Bench {
+        /// Only these parts.
+        #[arg(long, value_name = "PART")]
+        only: Vec<bench::Part>,
+        /// Prints the instructions of the data path instead, each with how often a burst executes it.
+        #[arg(long)]
+        asm: bool,
     },
 }
 
@@ -124,6 +133,7 @@ pub fn main() -> ExitCode {
         Cli::Hil => tiers::hardware_in_the_loop(),
         Cli::Rules { all } => rules::main(all),
         Cli::Mutate { only, list } => mutate::main(&only, list),
+        Cli::Bench { only, asm } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

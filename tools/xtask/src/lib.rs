@@ -2,10 +2,12 @@
 //!
 //! - [`command`] is the command line;
 //! - [`tiers`] runs the checks and the tests; `rules` and `mutate` ask what the tests are worth;
+//! - `bench` measures;
 //! - [`vm`] gets QEMU and the guest kernels, and boots guests;
 //! - [`guest`] is what runs inside them;
 //! - [`protocol`] is what the two say to each other.
 
+mod bench;
 mod mutate;
 mod rules;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::vm::Setup;
-use crate::{mutate, rules};
+use crate::{bench, mutate, rules};
 
 /// The package whose test targets are the tiers above T0.
 pub(crate) const SUITE: &str = "failstop-tests";
@@ -163,6 +163,10 @@ pub fn test(full: bool) -> Result<ExitCode> {
     })?);
     if full {
         tiers.push(timed(Tier::new("mutants"), mutants)?);
+        tiers.push(timed(Tier::new("bench"), |tier| {
+            benchmarks(tier, strict);
+            Ok(())
+        })?);
     }
     Ok(summary(&tiers))
 }
@@ -177,6 +181,22 @@ fn mutants(tier: &mut Tier) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether everything stays within its limit.
+fn benchmarks(tier: &mut Tier, strict: bool) {
+    match bench::all() {
+        Ok(figures) => {
+            for figure in figures {
+                if figure.is_ok() {
+                    tier.passed += usize::from(figure.limit.is_some());
+                } else {
+                    tier.failed.push(figure.to_string());
+                }
+            }
+        }
+        Err(error) => tier.cannot(strict, format!("{error:#}")),
+    }
 }
 
 /// Runs one test target of the suite.

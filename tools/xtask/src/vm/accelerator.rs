@@ -19,6 +19,9 @@ pub enum Accelerator {
     Kvm,
     /// QEMU's translator, on one host thread for each virtual processor.
     Tcg,
+    /// QEMU's translator, with time that passes by instructions: the time-stamp counter advances by
+    /// one for each that the guest executes, on however busy a host. For a guest with one processor.
+    Counted,
 }
 
 impl Accelerator {
@@ -27,7 +30,13 @@ impl Accelerator {
         match self {
             Self::Kvm => "kvm",
             Self::Tcg => "tcg,thread=multi",
+            Self::Counted => "tcg,thread=single",
         }
+    }
+
+    /// The value of QEMU's `-icount`, where it has one.
+    pub(super) fn instruction_count(self) -> Option<&'static str> {
+        (self == Self::Counted).then_some("shift=0,sleep=off")
     }
 
     /// How much longer a guest may take than it would under KVM.
@@ -35,6 +44,7 @@ impl Accelerator {
         match self {
             Self::Kvm => 1,
             Self::Tcg => 6,
+            Self::Counted => 12,
         }
     }
 
@@ -78,6 +88,7 @@ impl fmt::Display for Accelerator {
         formatter.write_str(match self {
             Self::Kvm => "kvm",
             Self::Tcg => "tcg",
+            Self::Counted => "tcg that counts instructions",
         })
     }
 }

@@ -174,6 +174,12 @@ impl Boot {
         self
     }
 
+    /// Its processors.
+    pub fn cpus(mut self, count: u32) -> Self {
+        self.cpus = count;
+        self
+    }
+
     /// How long the guest may take until its agent answers.
     pub fn boot_limit(mut self, limit: Duration) -> Self {
         self.boot_limit = Some(limit);

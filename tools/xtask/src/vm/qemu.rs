@@ -92,6 +92,9 @@ impl Machine<'_> {
         words.flag("-no-reboot");
         words.pair("-run-with", "exit-with-parent=on");
         words.pair("-accel", self.accelerator.words());
+        if let Some(count) = self.accelerator.instruction_count() {
+            words.pair("-icount", count);
+        }
         words.pair("-cpu", "max");
         words.pair("-smp", self.cpus.to_string());
         words.pair("-m", memory.clone());

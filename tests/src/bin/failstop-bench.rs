@@ -1,0 +1,76 @@
+//! Runs one benchmark, and prints its figures as lines of JSON. `cargo xtask bench` runs all.
+//!
+//! ```text
+//! failstop-bench ladder [ON ROUNDS]     FAILSTOP_DEVICE, or an emulated device without it
+//! failstop-bench ledger [PAIRS]         FAILSTOP_DEVICE, in a guest that counts instructions
+//! failstop-bench data-path [TURNS]      for callgrind
+//! ```
+
+use std::env;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use failstop::name::DeviceName;
+use failstop_emulator::{Emulator, Options};
+use failstop_tests::bench::{Figure, data_path, ladder, ledger};
+use failstop_tests::fixture::Fixture;
+use libtest_mimic::Failed;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// By which the program becomes the emulated device.
+const EMULATE: &str = "emulate";
+/// Live mappings of the ladder's rounds: one port's, and many.
+const LADDER: &[usize] = &[1, 10_000];
+/// Live mappings of the ledger's. Linux lets a container have 65,535 (`dma_entry_limit`).
+const LEDGER: &[usize] = &[1, 1000, 60_000];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        [EMULATE, ..] => return failstop_emulator::cli::main_with(env::args_os().skip(1)),
+        ["ladder", rest @ ..] => on_ladder(rest),
+        ["ledger", rest @ ..] => number(rest.first(), 400)
+            .and_then(|pairs| ledger::run(&Fixture::from_environment()?, LEDGER, pairs)),
+        ["data-path", rest @ ..] => {
+            number(rest.first(), 1000).and_then(|turns| data_path::run(turns).map(|()| Vec::new()))
+        }
+        _ => Err("say ladder, ledger or data-path".into()),
+    };
+    match result {
+        Ok(figures) => {
+            figures.iter().for_each(Figure::print);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("failstop-bench: {}", error.message().unwrap_or("failed"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn number<T: std::str::FromStr>(word: Option<&&str>, otherwise: T) -> Result<T, Failed> {
+    match word {
+        None => Ok(otherwise),
+        Some(word) => word
+            .parse()
+            .map_err(|_| format!("{word} is no number").into()),
+    }
+}
+
+fn on_ladder(words: &[&str]) -> Result<Vec<Figure>, Failed> {
+    let rounds = number(words.get(1), 50)?;
+    // Each mapping is a file.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    if env::var_os("FAILSTOP_DEVICE").is_some() {
+        let on = words.first().unwrap_or(&"device");
+        return ladder::run(&Fixture::from_environment()?, on, LADDER, rounds);
+    }
+    let emulator = Emulator::spawn(&[OsString::from(EMULATE)], &Options::default())?;
+    let fixture = Fixture {
+        device: DeviceName::VfioUser(emulator.socket_path()),
+        iommu: Default::default(),
+    };
+    ladder::run(&fixture, "vfio-user", LADDER, rounds)
+}
