@@ -125,7 +125,7 @@ impl Bench {
     fn fill(&self, live: &mut Vec<Mapping>, mappings: usize) -> Result<(), Failed> {
         while live.len() + 1 < mappings {
             live.push(self.map()?);
-            if live.len() % HOLES == 0 {
+            if live.len().is_multiple_of(HOLES) {
                 // Two neighbours, of which the first goes at once.
                 let hole = self.map()?;
                 live.push(self.map()?);
