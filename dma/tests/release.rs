@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use failstop_dma::ledger::State;
-use failstop_dma::proof::ReleaseProof;
+use failstop_dma::proof::{Acknowledged, ReleaseProof};
 use failstop_dma::region::{FrameRegion, ReleaseRegion};
 use failstop_dma::ring::{ExchangeRing, Refusal, RingError};
 use failstop_dma::space::{NotReleased, SpaceError};
@@ -37,6 +37,15 @@ fn proof_of_another_object_hands_the_mapping_back() {
     };
     assert_eq!(bench.space.ledger().totals().live_bytes, 4096);
     mapping.release(&bench.proof(1)).unwrap();
+}
+
+/// A reading says nothing of another life of the device (R3.1).
+#[test]
+fn a_stop_in_another_life_acknowledges_nothing() {
+    let mut bench = Bench::new();
+    let stopped = bench.queue_stopped();
+    bench.life = bench.life.next();
+    assert!(Acknowledged::by_register(bench.object(1), stopped).is_none());
 }
 
 /// (R3)

@@ -15,7 +15,7 @@ use failstop_pci::register::Reg;
 use failstop_pci::reset::{Canary, FunctionStopped, issue, issue_software, verify};
 use failstop_pci::testing::{FakeFunction, limits_39_bits};
 use failstop_pci::transport::{DmaLimits, Kind, ResetMethod, Transport};
-use failstop_pci::window::{StopBit, Window};
+use failstop_pci::window::{StopBit, Stopped, Window};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -95,6 +95,13 @@ impl Bench {
 
     /// A proof as a provider gets it: by reading a stop bit.
     pub(crate) fn proof(&self, serial: u64) -> ReleaseProof {
+        Acknowledged::by_register(self.object(serial), self.queue_stopped())
+            .unwrap()
+            .into()
+    }
+
+    /// A queue's stop bit, read in this life.
+    pub(crate) fn queue_stopped(&self) -> Stopped {
         let window = Window::open(self.function.clone(), self.life, 0, 0x1_0000).unwrap();
         window.write(STOP_REGISTER, THRESHOLDS);
         let stop = StopBit {
@@ -105,10 +112,7 @@ impl Bench {
             interval: Duration::from_micros(100),
             settle: Duration::from_micros(100),
         };
-        let stopped = window.wait_stopped(&*self.clock, &stop).unwrap();
-        Acknowledged::by_register(self.object(serial), stopped)
-            .unwrap()
-            .into()
+        window.wait_stopped(&*self.clock, &stop).unwrap()
     }
 
     /// What the ladder gets: a verified reset, by `method`, at the end of this life.

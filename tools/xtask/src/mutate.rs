@@ -43,14 +43,13 @@ pub(crate) struct Mutation {
     pub(crate) name: String,
     /// What it breaks, with the rule.
     pub(crate) title: String,
-    patch: PathBuf,
     /// The files that it changes, from the top of the repository.
     touches: Vec<PathBuf>,
 }
 
 impl Mutation {
-    fn read(patch: PathBuf) -> Result<Self> {
-        let text = fs::read_to_string(&patch)?;
+    fn read(patch: &Path) -> Result<Self> {
+        let text = fs::read_to_string(patch)?;
         let name = patch.file_stem().unwrap_or_default().to_string_lossy();
         let title = text.lines().next().and_then(|line| line.strip_prefix("# "));
         let title =
@@ -68,7 +67,6 @@ impl Mutation {
         Ok(Self {
             name: name.into_owned(),
             title: title.to_owned(),
-            patch,
             touches,
         })
     }
@@ -85,7 +83,7 @@ pub(crate) fn list(root: &Path) -> Result<Vec<Mutation>> {
             .is_some_and(|extension| extension == "patch")
     });
     paths.sort();
-    paths.into_iter().map(Mutation::read).collect()
+    paths.iter().map(|path| Mutation::read(path)).collect()
 }
 
 /// What became of a mutation.
@@ -313,7 +311,8 @@ impl Copy {
     fn apply(&self, mutation: &Mutation) -> Result<Option<String>> {
         let output = Command::new("git")
             .args(["apply", "--whitespace=nowarn"])
-            .arg(&mutation.patch)
+            // The copy's own, which fits it, whatever is edited meanwhile.
+            .arg(Path::new(FOLDER).join(format!("{}.patch", mutation.name)))
             // As outside of any repository: inside one, git would look for the files at its top.
             .env("GIT_CEILING_DIRECTORIES", &self.work)
             .current_dir(self.tree())
@@ -473,7 +472,7 @@ mod tests {
         let read = |text: &str| {
             let path = folder.path().join("01-a.patch");
             fs::write(&path, text).unwrap();
-            Mutation::read(path)
+            Mutation::read(&path)
         };
         let diff = "--- a/pci/src/a.rs\n+++ b/pci/src/a.rs\n@@ -1 +1 @@\n-a\n+b\n";
         let mutation = read(&format!("# Skips it (R4.2)\n{diff}")).unwrap();
