@@ -15,6 +15,7 @@ use failstop_pci::reset::Pending;
 use failstop_pci::transport::{AccessError, IrqError, ResetFailed, Transport};
 use failstop_pci::window::{NoAnswer, Window, WindowError};
 use failstop_queues::completions::Completions;
+use failstop_queues::gate::Gate;
 use failstop_queues::lifecycle::Cause;
 use thiserror::Error;
 
@@ -218,7 +219,7 @@ impl Device {
         };
         let function = Function {
             command,
-            gate: Mutex::new(()),
+            gate: Gate::default(),
             window: own,
             space: AddressSpace::new(transport.clone(), limits.address_mask, clock.clone())?,
             interrupts: Interrupts::route(transport.clone(), VECTORS)?,

@@ -35,6 +35,7 @@ use failstop_pci::interrupts::Interrupts;
 use failstop_pci::reset::{self, Canary, FunctionStopped, Issued, Pending};
 use failstop_pci::transport::{Kind, ResetMethod, Transport};
 use failstop_pci::window::{NoAnswer, Window};
+use failstop_queues::gate::Gate;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::events::{DeviceEvent, Events};
@@ -103,7 +104,7 @@ pub(crate) struct Function {
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) command: CommandRegister,
     /// Held by whoever turns bus mastering on or off, but for the ladder's first, unconditional write.
-    pub(crate) gate: Mutex<()>,
+    pub(crate) gate: Gate,
     /// A view of the registers that no detach replaces.
     pub(crate) window: Arc<Window>,
     pub(crate) space: Arc<AddressSpace>,
@@ -155,8 +156,7 @@ impl Function {
     /// As [`Function::master_off`], once nobody can be about to turn it on: who holds the gate
     /// looks at the broken flag under it.
     pub(crate) fn master_off_for_good(&self) -> Result<BusMasterOff, CommandError> {
-        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
-        self.master_off()
+        self.gate.shut(|| self.master_off())
     }
 
     /// Resets by `method` and verifies that it did.

@@ -186,22 +186,24 @@ impl Life {
 
     /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
     pub(crate) fn master(&self) -> Result<(), DeviceError> {
-        let gate = &self.function.gate;
-        let _gate = gate.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check()?;
-        if !self.mastering.load(Ordering::Relaxed) {
-            let config = ConfigSpace::new(&*self.function.transport);
-            self.function.command.bus_master_on(&config)?;
-            self.mastering.store(true, Ordering::Relaxed);
-            // The ladder's first write waits for nobody, so that ours may have come after it.
-            if let Err(broken) = self.check() {
-                if let Err(error) = self.function.master_off() {
-                    log::error!("bus mastering could not be turned off again: {error}");
-                }
-                return Err(broken);
+        let function = &self.function;
+        let on = || {
+            if !self.mastering.load(Ordering::Relaxed) {
+                let config = ConfigSpace::new(&*function.transport);
+                function.command.bus_master_on(&config)?;
+                self.mastering.store(true, Ordering::Relaxed);
             }
+            Ok::<_, DeviceError>(())
+        };
+        let off = || {
+            if let Err(error) = function.master_off() {
+                log::error!("bus mastering could not be turned off again: {error}");
+            }
+        };
+        if function.gate.open(&self.lifecycle, on, off)? {
+            return Ok(());
         }
-        Ok(())
+        self.check()
     }
 
     /// Breaks the device; its ladder goes on by itself.

@@ -10,6 +10,7 @@
 
 pub mod completions;
 pub mod format;
+pub mod gate;
 pub mod lifecycle;
 pub mod receive;
 mod sync;

@@ -115,6 +115,10 @@ fn close_idle(life: &Arc<Life>) {
     if !life.lifecycle().retire() {
         return;
     }
+    // Who created a queue meanwhile may have turned it on again; from here on nobody does.
+    if let Err(error) = life.function().master_off_for_good() {
+        log::error!("bus mastering could not be turned off again at close: {error}");
+    }
     if let Err(error) = life.function().transport.reset() {
         log::warn!("{error} at close");
     }
