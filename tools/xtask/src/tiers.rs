@@ -313,8 +313,22 @@ fn t0(tier: &mut Tier, others: &[String]) -> Result<()> {
         tests.args(["--test", target]);
     }
     tier.tests("unit tests", pretty(tests))?;
+    tier.some_tests("loom models", pretty(loom_models()))?;
     let documentation = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]);
     tier.tests("documentation tests", pretty(documentation))
+}
+
+/// Every interleaving of a break with what other threads do, on the real types with loom's
+/// synchronisation: a build of its own.
+fn loom_models() -> Command {
+    let mut models = cargo(&["test", "--package", "failstop-queues", "--test", "loom"]);
+    models.arg("--quiet").arg("--target-dir");
+    models.arg(rules::root().join("target/loom"));
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    models.env("RUSTFLAGS", format!("{flags} --cfg failstop_loom"));
+    // Debug information would only make the build longer.
+    models.env("CARGO_PROFILE_TEST_DEBUG", "0");
+    models
 }
 
 fn suite_command(target: &str, full: bool) -> Command {
