@@ -94,7 +94,7 @@ impl<F: RxFormat> Rx<F> {
     /// A frame of another memory region than the ring's ends the burst at that frame. On a broken
     /// device what the hardware had written is delivered; what was not is flushed once the verdict
     /// is in, by the first burst that then finds nothing (R7).
-    #[inline]
+    #[inline(always)]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
         // Peeked first, so that an empty poll has no prologue.
         if F::is_done(self.ring.peek::<1>(self.next)) {

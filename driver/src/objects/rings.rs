@@ -93,7 +93,7 @@ impl RxRing {
     }
 
     /// As [`Rx::burst`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
         self.catch_up();
         each_rx!(self, rx => rx.burst(frames))
