@@ -53,6 +53,7 @@ pub const CASES: &[Case] = cases! {
         c42_region_churn_on_a_live_port_leaves_no_quarantine,
         wrong_sizes_are_refused_and_leave_nothing,
         a_queue_goes_and_comes_back_beside_the_other,
+        a_port_comes_back_on_the_same_device,
     }
     LinkDown: life {
         a_hundred_closes_with_link_down_quarantine_nothing,

@@ -146,6 +146,8 @@ pub(crate) struct E1000e {
     send: Option<RingSpec>,
     /// The vector of the receive queue's interrupt.
     vector: Option<u8>,
+    /// Whether a reset left the link to be looked after, by whoever needs it next.
+    unlinked: bool,
     restarts: Arc<AtomicU32>,
 }
 
@@ -160,6 +162,7 @@ impl E1000e {
             receive: None,
             send: None,
             vector: None,
+            unlinked: false,
             restarts: Arc::default(),
         }
     }
@@ -293,8 +296,11 @@ impl E1000e {
         })
     }
 
-    /// After a reset under queues that go on: the link as it was.
+    /// After a reset by a stop: the link as it was.
     fn resume_link(&mut self) {
+        if !std::mem::take(&mut self.unlinked) {
+            return;
+        }
         // A PHY that the reset left alone has its link still, or is finding it.
         let kept = match self.with_mdi(|mac| mac.read_phy(phy::CONTROL)) {
             Ok(control) => PhyControl::from_bits_retain(control),
@@ -405,6 +411,7 @@ impl E1000e {
         };
         self.set_up()?;
         self.enable_master();
+        self.unlinked = true;
         if receive.is_some() || send.is_some() {
             self.resume_link();
             if let Some((ring, at)) = send {
@@ -486,6 +493,7 @@ impl Provider for E1000e {
         self.address = self.mac.load_address()?;
         self.set_up()
             .map_err(self.mac.init_failed("setting the device up"))?;
+        self.unlinked = false;
         self.start_link()?;
         self.statistics();
         self.counted = Statistics::default();
@@ -497,10 +505,12 @@ impl Provider for E1000e {
     }
 
     fn link(&mut self) -> Link {
+        self.resume_link();
         self.mac.link()
     }
 
     fn wait_link(&mut self, deadline: Duration) -> Link {
+        self.resume_link();
         self.mac.wait_link(deadline)
     }
 
@@ -513,6 +523,7 @@ impl Provider for E1000e {
     }
 
     fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
+        self.resume_link();
         self.receive = Some(*ring);
         let enabled = self.enable_receive(ring, Progress::default());
         self.start(&RECEIVE, enabled, queue)
@@ -524,6 +535,7 @@ impl Provider for E1000e {
     }
 
     fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
+        self.resume_link();
         self.send = Some(*ring);
         let enabled = self.enable(&TRANSMIT, ring, Progress::default());
         self.start(&TRANSMIT, enabled, queue)

@@ -255,9 +255,11 @@ impl Provider for Igb {
         let head = reg::TDH.of(queue, QUEUE_STRIDE);
         let tail = self.mac.registers.read(reg::TDT.of(queue, QUEUE_STRIDE));
         let drained = |head: u32| head == tail;
-        // With the link down nothing drains; what was not sent is flushed then, so that the result
-        // of the wait is not needed. A function that is gone shows in the reading below.
-        let _ = self.mac.wait(head, DRAIN, POLL, drained);
+        // With the link down nothing drains. What was not sent is flushed, so that the result of the
+        // wait is not needed. A function that is gone shows in the reading below.
+        if self.mac.link().up {
+            let _ = self.mac.wait(head, DRAIN, POLL, drained);
+        }
         Ok(self.stop_queue(&TRANSMIT, queue)?)
     }
 

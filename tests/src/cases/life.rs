@@ -248,6 +248,17 @@ pub(super) fn a_queue_goes_and_comes_back_beside_the_other(fixture: &Fixture) ->
     close_clean(device).map(drop)
 }
 
+pub(super) fn a_port_comes_back_on_the_same_device(fixture: &Fixture) -> Outcome {
+    let device = fixture.open()?;
+    for turn in 0..3 {
+        let mut port = Port::open(&device, &PortConfig::default())?;
+        let bytes = self_addressed(&device, 60, turn);
+        send(&mut port, &bytes)?;
+        ensure_eq(receive(&mut port)?, bytes, "the frame")?;
+    }
+    close_clean(device).map(drop)
+}
+
 pub(super) fn a_hundred_closes_with_link_down_quarantine_nothing(fixture: &Fixture) -> Outcome {
     for _ in 0..5 {
         let device = fixture.open_with(&Config::default())?;
