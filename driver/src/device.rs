@@ -1,5 +1,6 @@
 //! A device: one function, opened, brought up, broken, recovered, closed.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,7 +10,7 @@ use failstop_dma::ledger::Ledger;
 use failstop_dma::space::{AddressSpace, SpaceError};
 use failstop_pci::clock::{Clock, SystemClock};
 use failstop_pci::config::{CommandError, CommandRegister, ConfigSpace, Identity};
-use failstop_pci::id::Generation;
+use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::interrupts::Interrupts;
 use failstop_pci::reset::Pending;
 use failstop_pci::transport::{AccessError, IrqError, ResetFailed, Transport};
@@ -97,6 +98,14 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
+    /// This transport's function is driven by another `Device` of this process.
+    #[error(
+        "{device}: in use by this process already; close the other device first, or open the function again by its name"
+    )]
+    InUse {
+        /// The function's name.
+        device: String,
+    },
     /// The device is broken.
     #[error("{device}: broken ({cause}); recover it, or close it and open it again")]
     Broken {
@@ -113,6 +122,8 @@ pub enum DeviceError {
     },
 }
 
+/// Between two looks at the link.
+const LINK_LOOK: Duration = Duration::from_millis(1);
 /// MSI-X vectors that are routed: one, for the receive queue.
 const VECTORS: u32 = 1;
 
@@ -184,6 +195,7 @@ impl Device {
         config: &Config,
         options: Options,
     ) -> Result<Self, DeviceError> {
+        let claim = Claimed::new(&*transport)?;
         let space = ConfigSpace::new(&*transport);
         let identity = identify(&space, transport.name())?;
         let known = || families::find(identity.vendor, identity.device);
@@ -236,7 +248,7 @@ impl Device {
             outstanding: AtomicUsize::new(0),
             transport,
         };
-        let (function, tally) = (Arc::new(function), Arc::<Tally>::default());
+        let (function, tally) = (Arc::new(function), Arc::new(Tally::new(claim)));
         let life = Life::new(
             function.clone(),
             tally.clone(),
@@ -321,7 +333,16 @@ impl Device {
     /// Waits until the link is up, at most `deadline`.
     #[must_use]
     pub fn wait_link(&self, deadline: Duration) -> Link {
-        self.life().provider().wait_link(deadline)
+        let clock = &self.inner.function.clock;
+        let end = clock.now().saturating_add(deadline);
+        loop {
+            // The provider is let go of in between: others stop queues meanwhile.
+            let link = self.link();
+            if link.up || clock.now() >= end || self.life().lifecycle().is_broken() {
+                return link;
+            }
+            clock.sleep(LINK_LOOK);
+        }
     }
 
     /// What it counted since it was opened or last recovered.
@@ -416,6 +437,33 @@ impl Inner {
 
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An opened function has one device at a time: a second one would reset it under the first, and
+/// their objects' names and proofs would be the same.
+#[derive(Debug)]
+pub(crate) struct Claimed(DeviceId);
+
+impl Claimed {
+    fn all() -> MutexGuard<'static, BTreeSet<DeviceId>> {
+        static ALL: Mutex<BTreeSet<DeviceId>> = Mutex::new(BTreeSet::new());
+        ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new(transport: &dyn Transport) -> Result<Self, DeviceError> {
+        if Self::all().insert(transport.id()) {
+            return Ok(Self(transport.id()));
+        }
+        Err(DeviceError::InUse {
+            device: transport.name().to_owned(),
+        })
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        Self::all().remove(&self.0);
     }
 }
 

@@ -126,19 +126,20 @@ pub(crate) struct Function {
     pub(crate) outstanding: AtomicUsize,
 }
 
-/// A hand's call, until it returned, however it ends.
-struct Call<'a>(&'a Function);
+/// A hand's call, from when it was asked for until it returned, however it ends.
+struct Call(Arc<Function>);
 
-impl Drop for Call<'_> {
+impl Drop for Call {
     fn drop(&mut self) {
         self.0.outstanding.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl Function {
-    fn begin_call(&self) -> Call<'_> {
+    /// Counted before the hand is asked: one that is starved may act as late as one that hangs.
+    fn begin_call(self: &Arc<Self>) -> Call {
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Call(self)
+        Call(self.clone())
     }
 
     /// Whether a call that was left behind may yet act: a reset that returns late would hit
@@ -262,14 +263,13 @@ impl Ladder {
         let mut hand = Hand::new(name("hand"))?;
         // The hand waits for the break itself, so that turning bus mastering off waits for nobody.
         let first = {
-            let (function, lifecycle) = (function.clone(), life.lifecycle.clone());
+            let (call, lifecycle) = (function.begin_call(), life.lifecycle.clone());
             hand.begin(move || {
                 if !lifecycle.wait_for_break() {
                     return None;
                 }
                 let awake = Instant::now();
-                let _call = function.begin_call();
-                Some((awake, master_off_first(&function), awake.elapsed()))
+                Some((awake, master_off_first(&call.0), awake.elapsed()))
             })
         };
         let lifecycle = life.lifecycle.clone();
@@ -283,21 +283,20 @@ impl Ladder {
             let climbed = catch_unwind(AssertUnwindSafe(|| {
                 Climb::new(&function, &life, &cause, hand).run(first)
             }));
-            let verdict = climbed.map_or_else(
+            let (report, verdict) = climbed.map_or_else(
                 |_| {
-                    log::error!("the ladder panicked: what was not proven is kept");
                     let space = AssertUnwindSafe(&function.space);
                     // Whatever it says, no proof comes of it.
                     let _ = catch_unwind(|| space.settle(None));
-                    Verdict::default()
+                    (None, Verdict::default())
                 },
-                |(report, verdict)| {
-                    log::warn!("{report}");
-                    *filed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(report));
-                    verdict
-                },
+                |(report, verdict)| (Some(Arc::new(report)), verdict),
             );
             let restartable = verdict.restartable;
+            filed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone_from(&report);
             life.lifecycle.finish(verdict);
             // Who went to sleep since the first call is woken by the verdict.
             function.interrupts.wake_all();
@@ -305,6 +304,11 @@ impl Ladder {
                 function.events.push(DeviceEvent::Fenced {
                     generation: life.generation,
                 });
+            }
+            // Last: the logger is the user's, and may panic.
+            match report {
+                Some(report) => log::warn!("{report}"),
+                None => log::error!("the ladder panicked: what was not proven is kept"),
             }
         };
         let thread = thread::Builder::new()
@@ -381,6 +385,8 @@ struct Climb<'a> {
     stopped: Option<FunctionStopped>,
     reset_method: Option<ResetMethod>,
     all_unmapped: bool,
+    /// No thread of this life reaches a register any more.
+    detached: bool,
     settled: Settled,
 }
 
@@ -406,6 +412,7 @@ impl<'a> Climb<'a> {
             stopped: None,
             reset_method: None,
             all_unmapped: false,
+            detached: false,
             settled: Settled::default(),
         }
     }
@@ -444,12 +451,9 @@ impl<'a> Climb<'a> {
         deadline: Duration,
         call: impl FnOnce(&Function) -> T + Send + 'static,
     ) -> Result<T, NoResult> {
-        let function = self.function.clone();
+        let counted = self.function.begin_call();
         let clock = &*self.function.clock;
-        self.hand.call(clock, deadline, move || {
-            let _call = function.begin_call();
-            call(&function)
-        })
+        self.hand.call(clock, deadline, move || call(&counted.0))
     }
 
     /// The device is marked already, by who broke it (R4.1).
@@ -500,15 +504,24 @@ impl<'a> Climb<'a> {
     fn detach(&mut self) -> Ended {
         let window = self.life.window.clone();
         let detached = self.call(self.deadlines().detach, move |f| {
-            window.detach().map_err(|error| error.to_string())?;
+            let window = window.detach();
             // Error and request events stay armed.
-            f.interrupts
-                .disable_vectors()
-                .map_err(|error| error.to_string())
+            let vectors = f.interrupts.disable_vectors();
+            (window, vectors)
         });
         match detached {
-            Ok(Ok(())) => (Outcome::Done, None),
-            Ok(Err(why)) => (Outcome::Failed, Some(why)),
+            Ok((window, vectors)) => {
+                self.detached = window.is_ok();
+                let mut notes = Vec::new();
+                notes.extend(window.err().map(|error| format!("the registers: {error}")));
+                notes.extend(vectors.err().map(|error| error.to_string()));
+                let outcome = if notes.is_empty() {
+                    Outcome::Done
+                } else {
+                    Outcome::Failed
+                };
+                (outcome, join(notes))
+            }
             Err(late) => no_result(late),
         }
     }
@@ -765,10 +778,12 @@ impl<'a> Climb<'a> {
         let verdict = Verdict {
             proof: self.settled.proof.clone(),
             revoked,
-            // A software reset alone does not keep the device from addresses that still lead somewhere.
-            restartable: self
-                .stopped
-                .is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
+            // A software reset alone does not keep the device from addresses that still lead somewhere;
+            // and a thread of this life that still reaches a register would ring for the next.
+            restartable: self.detached
+                && self
+                    .stopped
+                    .is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
         };
         let report = RevocationReport {
             device: self.function.transport.name().to_owned(),

@@ -13,18 +13,27 @@ use failstop_pci::window::{Stopped, Window};
 use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
-use crate::device::DeviceError;
+use crate::device::{Claimed, DeviceError};
 use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
 use crate::provider::{Limits, NotStopped, Provider};
 
 /// What a function's lives have in common and its handles add to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tally {
+    _claim: Claimed,
     completions: Mutex<Completions>,
     serial: AtomicU64,
 }
 
 impl Tally {
+    pub(crate) fn new(claim: Claimed) -> Self {
+        Self {
+            _claim: claim,
+            completions: Mutex::default(),
+            serial: AtomicU64::new(0),
+        }
+    }
+
     /// The requests of queues that are gone, and how they ended.
     pub(crate) fn completions(&self) -> Completions {
         *self
@@ -187,18 +196,19 @@ impl Life {
     /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
     pub(crate) fn master(&self) -> Result<(), DeviceError> {
         let function = &self.function;
-        let on = || {
-            if !self.mastering.load(Ordering::Relaxed) {
-                let config = ConfigSpace::new(&*function.transport);
-                function.command.bus_master_on(&config)?;
-                self.mastering.store(true, Ordering::Relaxed);
-            }
-            Ok::<_, DeviceError>(())
-        };
         let off = || {
             if let Err(error) = function.master_off() {
                 log::error!("bus mastering could not be turned off again: {error}");
             }
+        };
+        let on = || {
+            if !self.mastering.load(Ordering::Relaxed) {
+                let config = ConfigSpace::new(&*function.transport);
+                // It may have been turned on all the same.
+                function.command.bus_master_on(&config).inspect_err(|_| off())?;
+                self.mastering.store(true, Ordering::Relaxed);
+            }
+            Ok::<_, DeviceError>(())
         };
         if function.gate.open(&self.lifecycle, on, off)? {
             return Ok(());

@@ -199,7 +199,9 @@ impl Port {
             let Some(proof) = self.pd.revoked() else {
                 return Ok(false);
             };
-            self.leave(&proof);
+            if !self.leave(&proof) {
+                return Ok(false);
+            }
             let pd = Pd::of(life)?;
             self.mr = self.mr.carry(&proof, &pd)?;
             self.pd = pd;
@@ -218,7 +220,13 @@ impl Port {
 
     /// Takes the queues of the life that ended apart: what was received goes to the backlog, the
     /// rest is flushed.
-    fn leave(&mut self, proof: &Arc<ReleaseProof>) {
+    ///
+    /// False while there is no frame to take what was received into: the caller's next receive
+    /// burst has some.
+    fn leave(&mut self, proof: &Arc<ReleaseProof>) -> bool {
+        // Its frames come home.
+        self.sq.reap();
+        self.carried.completions += self.sq.vacate(proof);
         if let Some(next) = self.next_rq.take() {
             self.rq = next;
         }
@@ -227,8 +235,11 @@ impl Port {
             self.backlog.append(&mut frame);
             frame = self.pool.take_many(1).unwrap_or_default();
         }
-        self.sq.reap();
-        self.carried.completions += self.rq.vacate(proof) + self.sq.vacate(proof);
+        if self.rq.is_ready() {
+            return false;
+        }
+        self.carried.completions += self.rq.vacate(proof);
+        true
     }
 
     /// How often it was carried to a new life of its device.

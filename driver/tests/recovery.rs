@@ -5,14 +5,16 @@ mod scripted;
 
 use std::collections::BTreeMap;
 use std::thread;
+use std::time::Duration;
 
-use failstop::device::{Device, RecoverError};
+use failstop::device::{Device, DeviceError, RecoverError};
 use failstop::events::DeviceEvent;
 use failstop::ladder::{Ground, Word};
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop_dma::frame::Frame;
-use failstop_pci::testing::{Happened, Reading, ResetScript};
+use failstop_pci::clock::Clock;
+use failstop_pci::testing::{Call, Happened, Reading, ResetScript};
 use failstop_pci::transport::{ResetMethod, Unmapped};
 use nix::errno::Errno;
 use scripted::{Bench, FRAME, Objects, RX, Software, Way, small};
@@ -300,4 +302,118 @@ fn a_port_is_carried_across_many_lives_and_its_frames_add_up() {
     assert!(port.pool().available() as u32 + 4 + RX + scripted::TX <= total);
     drop((port, frames));
     assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn c33_no_life_begins_before_the_last_one_is_known_to_reach_no_register() {
+    let bench = Bench::of(|function| function.by_messages().with_interrupts(1));
+    let device = bench.open();
+    let time = bench.time.clone();
+    // The step that replaces the window does not return.
+    let hold = bench.function.hold_and(Call::Interrupts, move || {
+        time.sleep(Duration::from_secs(60))
+    });
+    assert!(device.break_now(Cause::User));
+    let report = device.revocation().unwrap();
+    assert_eq!(report.ground, Ground::StoppedAndUnmapped, "{report}");
+    let refused = device.recover().unwrap_err();
+    assert!(
+        matches!(refused, RecoverError::Outstanding { .. }),
+        "{refused}"
+    );
+    hold.release();
+    while device.recover().is_err() {
+        thread::yield_now();
+    }
+    drop(Objects::new(&device, 0).unwrap());
+    assert_eq!(device.broken(), None);
+}
+
+#[test]
+fn c35_no_life_begins_under_a_reset_that_the_second_attempt_left_behind() {
+    let bench = Bench::new();
+    let device = bench.open();
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    break_it(&device);
+    bench.function.read_config_again();
+    let time = bench.time.clone();
+    let hold = bench
+        .function
+        .hold_and(Call::Reset, move || time.sleep(Duration::from_secs(60)));
+    // It was never bus master, which is a stop; the reset is outstanding all the same.
+    let refused = device.recover().unwrap_err();
+    assert!(
+        matches!(refused, RecoverError::Outstanding { .. }),
+        "{refused}"
+    );
+    assert_eq!(device.generation().number(), 1);
+    hold.release();
+    while device.recover().is_err() {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_proof_that_comes_later_reaches_a_port_of_the_life_that_ended() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    for _ in 0..3 {
+        bench
+            .function
+            .answer_next_unmap(Unmapped::Failed(Errno::EIO));
+    }
+    break_it(&device);
+    bench.function.read_config_again();
+    device.recover().unwrap();
+    let mut frames = port.take_frames(2).unwrap();
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    assert_eq!(port.carried().times, 1);
+    assert_eq!(bench.receive(0, 1, 60), 1);
+    assert_eq!(port.rx_burst(&mut frames), 1);
+    drop((port, frames));
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn a_port_without_a_spare_frame_keeps_what_it_received_at_a_break() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let spare = port.pool().available();
+    let mut frames = port.take_frames(spare).unwrap();
+    full(&mut frames);
+    assert_eq!(bench.receive(0, 3, 60), 3);
+    break_it(&device);
+    device.recover().unwrap();
+    // Carrying by the sender would have nowhere to put what was received; its own frames come home.
+    port.tx_burst(&mut frames);
+    let mut received = 0;
+    for _ in 0..8 {
+        received += port.rx_burst(&mut frames[..1]);
+    }
+    assert_eq!(received, 3);
+    assert_eq!(port.carried().times, 1);
+    assert_eq!(port.carried().completions.success, 3);
+}
+
+#[test]
+fn bus_mastering_that_was_not_seen_to_take_is_turned_off_again() {
+    let bench = Bench::new();
+    let device = bench.open();
+    // Written, and read back as nobody reads it.
+    bench.function.misread_config(Reading::AllOnes, 1);
+    assert!(Objects::new(&device, 0).is_err());
+    assert!(!bench.function.is_master());
+}
+
+#[test]
+fn a_function_has_one_device_at_a_time() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let refused = bench.try_open().unwrap_err();
+    assert!(matches!(refused, DeviceError::InUse { .. }), "{refused}");
+    assert_eq!(device.close().left, []);
+    drop(bench.open());
 }

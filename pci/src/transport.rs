@@ -504,6 +504,11 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// until it returns.
     fn hang_up(&self);
 
+    /// Whether the other end is known to be gone for good: a vfio-user connection that ended.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// How long the slowest call may take before the caller should treat it as hung; none where
     /// only the kernel knows.
     fn deadline(&self) -> Option<Duration> {

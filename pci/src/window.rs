@@ -478,6 +478,13 @@ impl Doorbell {
         }
     }
 
+    /// Whether what is rung reaches nobody: the window was detached or replaced by the guard, or the
+    /// transport lost its peer.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.window.is_detached() || self.window.transport.is_lost()
+    }
+
     #[cold]
     #[inline(never)]
     fn message(&self, value: u32) {

@@ -220,6 +220,16 @@ impl Lifecycle {
         }
     }
 
+    /// A later attempt proved more: what was not covered by the verdict may be now. Without effect
+    /// unless there is a verdict, or without a proof.
+    pub fn improve(&self, verdict: Verdict) {
+        if let Stage::Down(_, _, old) = &mut *self.stage()
+            && verdict.proof.is_some()
+        {
+            *old = verdict;
+        }
+    }
+
     /// The verdict, once it is in.
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {

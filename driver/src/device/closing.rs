@@ -105,19 +105,24 @@ fn close_idle(life: &Arc<Life>) {
         return;
     }
     life.provider().quiesce();
-    if let Err(error) = life.function().master_off_for_good() {
-        // Not clean, whatever the ledger says: the report names it.
-        life.break_device(Cause::StillMaster {
-            what: error.to_string(),
-        });
+    // Whoever turns bus mastering on does so under the gate, on a life that is not retired.
+    let retired = life.function().gate.shut(|| {
+        if let Err(error) = life.function().master_off() {
+            // Not clean, whatever the ledger says: the report names it.
+            life.break_device(Cause::StillMaster {
+                what: error.to_string(),
+            });
+            return false;
+        }
+        if life.objects() > 0 {
+            // Made since it was looked at: no idle close any more.
+            life.break_device(Cause::Closed);
+            return false;
+        }
+        life.lifecycle().retire()
+    });
+    if !retired {
         return;
-    }
-    if !life.lifecycle().retire() {
-        return;
-    }
-    // Who created a queue meanwhile may have turned it on again; from here on nobody does.
-    if let Err(error) = life.function().master_off_for_good() {
-        log::error!("bus mastering could not be turned off again at close: {error}");
     }
     if let Err(error) = life.function().transport.reset() {
         log::warn!("{error} at close");

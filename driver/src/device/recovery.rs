@@ -105,6 +105,8 @@ impl Inner {
         let begun = self
             .all_returned()
             .and_then(|()| self.prove_stopped(&old, &verdict))
+            // The attempt may have left a call behind itself.
+            .and_then(|()| self.all_returned())
             .and_then(|()| self.begin(old.generation().next()));
         let event = match &begun {
             Ok(generation) => DeviceEvent::Recovered {
@@ -148,6 +150,8 @@ impl Inner {
                     source,
                 }
             })?;
+        // What is proven now holds for what the old life's handles have left, too.
+        old.lifecycle().improve(verdict.clone());
         if verdict.restartable {
             log::warn!("proven stopped after all: {report}");
             return Ok(());

@@ -9,6 +9,7 @@ use failstop_dma::proof::ReleaseProof;
 use failstop_pci::interrupts::Event;
 use failstop_pci::window::Doorbell;
 use failstop_queues::completions::Completions;
+use failstop_queues::lifecycle::Cause;
 
 use super::CreateError;
 use super::pd::Pd;
@@ -135,9 +136,19 @@ impl Rq {
         // An end beyond the clock's range is none.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
+            // The event is that of the next life's queue too: what it signals is not for this one.
+            if self.place.life.lifecycle().is_broken() {
+                return Ok(self.is_ready());
+            }
             // What an earlier frame signalled says nothing of the next.
             let _ = sleep.event.take();
             sleep.arm.ring(sleep.value);
+            if sleep.arm.is_lost() {
+                // Nobody would wake us. Without effect on a device that is broken already.
+                self.place.life.break_device(Cause::Gone {
+                    what: format!("{}: its interrupt cannot be armed", self.place.id),
+                });
+            }
             if self.is_ready() || self.place.life.lifecycle().is_broken() {
                 return Ok(self.is_ready());
             }

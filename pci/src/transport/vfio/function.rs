@@ -16,7 +16,7 @@ use super::chain::{self, PlacedRegion};
 use super::reset::{self, Place};
 use super::{OpenError, ioctl, kept, page_size};
 use crate::capabilities::Capabilities;
-use crate::config::{EXTENDED_SIZE, STANDARD_SIZE};
+use crate::config::{Command, EXTENDED_SIZE, STANDARD_SIZE, offset};
 use crate::descriptor::Descriptor;
 use crate::id::{DeviceId, Generation};
 use crate::transport::{
@@ -266,12 +266,18 @@ impl Function {
         match self.ats {
             None => Strength::Enforcing,
             Some((_, true)) => Strength::None,
-            // The kernel may have turned it on since. No answer is no proof that it is off.
+            // The kernel may have turned it on since. No answer is no proof that it is off, and a
+            // function that is gone may read as zero (C32): the command register tells.
             Some((control, false)) => match self.config_u16(control) {
-                Ok(word) if word & 1 << 15 == 0 => Strength::Enforcing,
+                Ok(word) if word & 1 << 15 == 0 && self.answers() => Strength::Enforcing,
                 _ => Strength::None,
             },
         }
+    }
+
+    fn answers(&self) -> bool {
+        let command = self.config_u16(offset::COMMAND);
+        command.is_ok_and(|word| Command::from_bits_retain(word).is_answer())
     }
 
     fn capabilities(&self) -> Result<Capabilities, OpenError> {
@@ -385,6 +391,7 @@ mod tests {
     fn with_ats(control: u16) -> Function {
         let mut config = vec![0u8; EXTENDED_SIZE];
         config[..4].copy_from_slice(&[0x86, 0x80, 0xc9, 0x10]);
+        config[4] = 0x02; // Memory Space Enable.
         config[6] = 0x10;
         config[0x34] = 0x40;
         config[0x40] = 0x10;
@@ -459,6 +466,17 @@ mod tests {
     fn c44_no_answer_is_no_proof_that_ats_is_off() {
         let function = with_ats(0);
         set_ats(&function, 0xffff);
+        assert_eq!(function.strength(), Strength::None);
+    }
+
+    #[test]
+    fn c32_a_function_that_reads_zero_is_no_proof_that_ats_is_off() {
+        let function = with_ats(0);
+        let gone = [0; 2];
+        let at = offset::COMMAND.into();
+        function
+            .write(Generation::FIRST, RegionIndex::Config, at, &gone)
+            .unwrap();
         assert_eq!(function.strength(), Strength::None);
     }
 

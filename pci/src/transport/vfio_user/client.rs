@@ -313,6 +313,10 @@ impl Transport for Client {
         &self.name
     }
 
+    fn is_lost(&self) -> bool {
+        self.broken().is_some()
+    }
+
     fn kind(&self) -> Kind {
         Kind::VfioUser
     }
