@@ -66,6 +66,8 @@ pub struct Life {
     limits: Limits,
     generation: Generation,
     tally: Arc<Tally>,
+    /// Whose threads its ladder is of: a child of fork has none.
+    process: u32,
     function: Arc<Function>,
 }
 
@@ -102,6 +104,7 @@ impl Life {
             objects: AtomicUsize::new(0),
             generation,
             tally,
+            process: std::process::id(),
             function,
         }))
     }
@@ -205,7 +208,10 @@ impl Life {
             if !self.mastering.load(Ordering::Relaxed) {
                 let config = ConfigSpace::new(&*function.transport);
                 // It may have been turned on all the same.
-                function.command.bus_master_on(&config).inspect_err(|_| off())?;
+                function
+                    .command
+                    .bus_master_on(&config)
+                    .inspect_err(|_| off())?;
                 self.mastering.store(true, Ordering::Relaxed);
             }
             Ok::<_, DeviceError>(())
@@ -292,6 +298,10 @@ impl Life {
 
 impl Drop for Life {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // A child of fork: the device is its parent's, and so are the threads.
+            return;
+        }
         // A device that was never brought up, or is dropped without close, does not stay master. One
         // that was broken is the ladder's, or already that of a later life.
         if self.lifecycle.retire()

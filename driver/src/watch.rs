@@ -48,6 +48,8 @@ pub(crate) struct Watch {
     seat: Arc<Seat>,
     bell: Arc<Event>,
     thread: Option<JoinHandle<()>>,
+    /// Whose thread it is: a child of fork has none.
+    process: u32,
 }
 
 impl Watch {
@@ -78,7 +80,12 @@ impl Watch {
         } else {
             None
         };
-        Ok(Self { seat, bell, thread })
+        Ok(Self {
+            seat,
+            bell,
+            thread,
+            process: std::process::id(),
+        })
     }
 
     /// A new life began: errors break that one from now on.
@@ -89,6 +96,10 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // A child of fork shares the bell with its parent, and must not ring it.
+            return;
+        }
         self.bell.signal();
         let Some(thread) = self.thread.take() else {
             return;
