@@ -244,7 +244,6 @@ impl Device {
             deadlines: options.deadlines,
             events: Events::new().map_err(no_descriptor)?,
             watch: OnceLock::new(),
-            canary_spent: AtomicBool::new(false),
             outstanding: AtomicUsize::new(0),
             transport,
         };

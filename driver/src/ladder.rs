@@ -120,8 +120,6 @@ pub(crate) struct Function {
     pub(crate) deadlines: Deadlines,
     pub(crate) events: Arc<Events>,
     pub(crate) watch: OnceLock<Watch>,
-    /// The canary is at its reset value, put there by a proof: another reset would seem proven.
-    pub(crate) canary_spent: AtomicBool,
     /// Calls by hands that have not returned, those that were left behind included.
     pub(crate) outstanding: AtomicUsize,
 }
@@ -171,7 +169,7 @@ impl Function {
             again: false,
             why: error.to_string(),
         })?;
-        let planted = self.plant_again();
+        let planted = self.plant();
         let outstanding = Outstanding::new(&self.resetting);
         let issued = reset::issue(&*self.transport, &off, method);
         drop(outstanding);
@@ -179,31 +177,24 @@ impl Function {
             again: error.is_busy(),
             why: error.to_string(),
         })?;
-        planted.map_err(|why| Unreset { again: false, why })?;
+        planted.map_err(|error| Unreset {
+            again: false,
+            why: format!("returned success, and nothing could show it: {error}"),
+        })?;
         self.verify(issued, generation)
             .map_err(|why| Unreset { again: false, why })
     }
 
-    /// Gives the canary its value again, where a proof took it.
-    fn plant_again(&self) -> Result<(), String> {
-        if !self.canary_spent.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.plant()
-            .map_err(|error| format!("nothing could show it: {error}"))
-    }
-
-    /// Gives the canary its value.
+    /// Gives the canary its value: before each reset, since whatever reset the function last, a proof
+    /// or its own provider, left it where the next one would seem proven (C43).
     pub(crate) fn plant(&self) -> Result<(), NoAnswer> {
-        self.canary.plant(&self.window)?;
-        self.canary_spent.store(false, Ordering::Release);
-        Ok(())
+        self.canary.plant(&self.window)
     }
 
     /// A reset that returned 0 is believed only for what it undid.
     fn verify(&self, issued: Issued, generation: Generation) -> Result<FunctionStopped, String> {
         let config = ConfigSpace::new(&*self.transport);
-        let stopped = reset::verify(
+        reset::verify(
             issued,
             &config,
             &self.command,
@@ -211,9 +202,7 @@ impl Function {
             &self.canary,
             generation,
         )
-        .map_err(|why| format!("returned success and is not believed: {why}"))?;
-        self.canary_spent.store(true, Ordering::Release);
-        Ok(stopped)
+        .map_err(|why| format!("returned success and is not believed: {why}"))
     }
 }
 
@@ -679,7 +668,7 @@ impl<'a> Climb<'a> {
         let generation = self.life.generation;
         let reset = self.call(self.deadlines().reset, move |f| {
             let off = f.master_off_for_good().map_err(|error| error.to_string())?;
-            f.plant_again()?;
+            f.plant().map_err(|error| error.to_string())?;
             let reset = || (f.software_reset)(&f.window, &*f.clock);
             let issued = reset::issue_software(&*f.transport, &off, reset)
                 .map_err(|error| error.to_string())?;

@@ -395,6 +395,9 @@ impl E1000e {
         match self.disable_master() {
             Ok(_) => {}
             Err(gone @ NoAnswer::Gone { .. }) => return Err(gone),
+            // What is under way for the queue that goes on may never be written back, and no register
+            // says where it got to.
+            Err(pending) if self.receive.is_some() || self.send.is_some() => return Err(pending),
             Err(pending) => log::warn!("{}: before its reset: {pending}", self.mac.device()),
         }
         let receive = self.receive.map(|ring| (ring, self.progress(&RECEIVE)));

@@ -156,10 +156,33 @@ fn requests_that_stay_pending_until_the_reset_stop_nothing() {
     let model = Model::new();
     let device = open(&model);
     let parts = parts(&device);
+    drop(parts.sq);
     // As with the link down on siblings.
     model.keep_master_until_resets(1);
-    drop(parts);
+    parts.rq.destroy();
     assert_eq!(device.broken(), None);
+    drop((parts.pool, parts.mr, parts.rx_cq, parts.tx_cq, parts.pd));
+    assert_eq!(device.close().left, []);
+}
+
+/// What is under way for the queue that goes on may be lost in the reset: its ring would wait for
+/// ever for a descriptor that the head has passed.
+#[test]
+fn requests_that_stay_pending_beside_another_queue_break_the_device() {
+    let model = Model::new();
+    let device = open(&model);
+    let parts = parts(&device);
+    model.keep_master_until_resets(1);
+    parts.rq.destroy();
+    assert!(matches!(device.broken(), Some(Cause::StopFailed { .. })));
+    drop((
+        parts.sq,
+        parts.pool,
+        parts.mr,
+        parts.rx_cq,
+        parts.tx_cq,
+        parts.pd,
+    ));
     assert_eq!(device.close().left, []);
 }
 
