@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 
 mod packages;
 
-use crate::rules;
+use crate::{rules, tiers};
 use packages::{Package, Packages};
 
 /// The mutations, from the top of the repository.
@@ -356,6 +356,11 @@ impl Copy {
             .env("CARGO_PROFILE_TEST_DEBUG", "0")
             .env("CARGO_TERM_COLOR", "never")
             .env_remove("RUSTFLAGS");
+        if package.loom {
+            command
+                .env("CARGO_TARGET_DIR", self.work.join("loom"))
+                .env("RUSTFLAGS", tiers::LOOM);
+        }
         command
     }
 }

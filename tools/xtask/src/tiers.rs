@@ -18,6 +18,8 @@ use crate::{bench, mutate, rules};
 pub(crate) const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
 pub(crate) const TIERS: &[&str] = &["t1", "t2", "t3"];
+/// What makes the compiler take loom's synchronisation.
+pub(crate) const LOOM: &str = "--cfg failstop_loom";
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -325,7 +327,7 @@ fn loom_models() -> Command {
     models.arg("--quiet").arg("--target-dir");
     models.arg(rules::root().join("target/loom"));
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    models.env("RUSTFLAGS", format!("{flags} --cfg failstop_loom"));
+    models.env("RUSTFLAGS", format!("{flags} {LOOM}"));
     // Debug information would only make the build longer.
     models.env("CARGO_PROFILE_TEST_DEBUG", "0");
     models
