@@ -29,3 +29,8 @@ pub mod watch;
 pub use failstop_dma as dma;
 pub use failstop_pci as pci;
 pub use failstop_queues as queues;
+
+/// The README's programs compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
