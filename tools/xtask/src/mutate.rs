@@ -239,7 +239,8 @@ impl Copy {
     fn baseline(&self, mutations: &[Mutation]) -> Result<()> {
         let touched = mutations.iter().flat_map(|mutation| &mutation.touches);
         for package in self.packages.affected_by(touched)? {
-            eprintln!("without a mutation: {}", package.name);
+            let models = if package.loom { " (loom)" } else { "" };
+            eprintln!("without a mutation: {}{models}", package.name);
             let log = self.work.join("baseline.log");
             let built = self.build(package, &log)?;
             ensure!(
@@ -354,6 +355,8 @@ impl Copy {
             .env("CARGO_TARGET_DIR", self.work.join("target"))
             // Each is built once and run for seconds.
             .env("CARGO_PROFILE_TEST_DEBUG", "0")
+            // Optimised incremental builds, of which one was ended in the middle, may not link.
+            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_TERM_COLOR", "never")
             .env_remove("RUSTFLAGS");
         if package.loom {
