@@ -353,7 +353,6 @@ fn pretty(mut command: Command) -> Command {
     command
 }
 
-/// The test targets of [`SUITE`].
 /// The test targets of [`SUITE`], and those of all other packages that need no feature.
 fn test_targets() -> Result<(Vec<String>, Vec<String>)> {
     let output = cargo(&["metadata", "--no-deps", "--format-version", "1"])
