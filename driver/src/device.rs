@@ -237,7 +237,6 @@ impl Device {
             interrupts: Interrupts::route(transport.clone(), VECTORS)?,
             clock,
             pending,
-            resetting: AtomicBool::new(false),
             detached: AtomicBool::new(false),
             canary,
             software_reset: provider.software_reset(),

@@ -111,8 +111,6 @@ pub(crate) struct Function {
     pub(crate) interrupts: Interrupts,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) pending: Option<Pending>,
-    /// A reset call has not returned: no second one is made (R4).
-    pub(crate) resetting: AtomicBool,
     /// It was taken out of its address space: nothing that is mapped there is reached any more.
     pub(crate) detached: AtomicBool,
     pub(crate) canary: Canary,
@@ -170,10 +168,7 @@ impl Function {
             why: error.to_string(),
         })?;
         let planted = self.plant();
-        let outstanding = Outstanding::new(&self.resetting);
-        let issued = reset::issue(&*self.transport, &off, method);
-        drop(outstanding);
-        let issued = issued.map_err(|error| Unreset {
+        let issued = reset::issue(&*self.transport, &off, method).map_err(|error| Unreset {
             again: error.is_busy(),
             why: error.to_string(),
         })?;
@@ -203,22 +198,6 @@ impl Function {
             generation,
         )
         .map_err(|why| format!("returned success and is not believed: {why}"))
-    }
-}
-
-/// A reset call that was made; dropped when it returned.
-struct Outstanding<'a>(&'a AtomicBool);
-
-impl<'a> Outstanding<'a> {
-    fn new(flag: &'a AtomicBool) -> Self {
-        flag.store(true, Ordering::Release);
-        Self(flag)
-    }
-}
-
-impl Drop for Outstanding<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
     }
 }
 
@@ -332,7 +311,8 @@ impl Ladder {
 }
 
 /// Climbs once more, on this thread, for a device that was not proven stopped: a verdict of the
-/// moment may have changed.
+/// moment may have changed. No call is outstanding then, as the caller made sure: a reset among
+/// them would have another on top of it (R4).
 pub(crate) fn climb_again(
     function: &Arc<Function>,
     life: &Watched,
@@ -578,12 +558,6 @@ impl<'a> Climb<'a> {
         }
         // Gone was a verdict of the moment.
         self.gone = None;
-        if self.function.resetting.load(Ordering::Acquire) {
-            return (
-                Outcome::TimedOut,
-                Some("an earlier reset has not returned yet".into()),
-            );
-        }
         if let Some(stopped) = reset::never_mastered(&self.function.command, self.life.generation) {
             self.stopped = Some(stopped);
         }
@@ -649,13 +623,7 @@ impl<'a> Climb<'a> {
 
     /// Bus mastering reads back set: a reset may stop the device all the same, and proves nothing.
     fn reset_unproven(&mut self, why: String) -> Ended {
-        if self.function.resetting.load(Ordering::Acquire) {
-            return (Outcome::TimedOut, Some(why));
-        }
-        let reset = self.call(self.deadlines().reset, |f| {
-            let _outstanding = Outstanding::new(&f.resetting);
-            f.transport.reset()
-        });
+        let reset = self.call(self.deadlines().reset, |f| f.transport.reset());
         let also = match reset {
             Ok(Ok(())) => "reset all the same".to_owned(),
             Ok(Err(error)) => error.to_string(),
