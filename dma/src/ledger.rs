@@ -57,7 +57,8 @@ pub struct Line {
     pub owner: ObjectId,
     /// State.
     pub state: State,
-    /// Since when, on the address space's clock.
+    /// Since when, on the address space's clock, a few milliseconds early at most. What a map call
+    /// brought about counts from when that began.
     pub since: Duration,
     /// Why it is quarantined, or what it waits for.
     pub reason: Option<&'static str>,
@@ -440,14 +441,16 @@ impl Ledger {
     /// The map call succeeded. False when the ledger was closed meanwhile, even if it is open
     /// again: the caller unmaps, and says so by [`Ledger::late_unmap_returned`] (C34).
     #[must_use]
-    pub(crate) fn mapped(&self, key: Key, now: Duration) -> bool {
+    pub(crate) fn mapped(&self, key: Key) -> bool {
         let mut inner = self.inner();
         let late = !inner.undisturbed(key);
-        if late {
-            inner.set(key, State::Unmapping, None, now);
-        } else if let Some(entry) = inner.entry(key) {
-            (entry.reach, entry.handle) = (Reach::Mapped, true);
-            inner.set(key, State::Live, None, now);
+        if let Some(entry) = inner.entry(key) {
+            // Both states belong to the same sum, and count from the moment of entering.
+            if late {
+                (entry.state, entry.reason) = (State::Unmapping, None);
+            } else {
+                (entry.state, entry.reach, entry.handle) = (State::Live, Reach::Mapped, true);
+            }
         }
         !late
     }

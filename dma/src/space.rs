@@ -234,9 +234,10 @@ impl AddressSpace {
                 object: owner,
                 source,
             })?;
+        let began = self.clock.coarse();
         let key = self
             .ledger
-            .enter(iova, owner, memory.clone(), self.clock.now())
+            .enter(iova, owner, memory.clone(), began)
             .inspect_err(|_| self.iovas().give_back(iova, len))
             .map_err(refused)?;
         // SAFETY: the ledger's entry holds the memory; it is struck out only after an exact unmap or
@@ -244,7 +245,7 @@ impl AddressSpace {
         let for_device = unsafe { memory.for_device() };
         if let Err(source) = self.transport.dma_map(iova, for_device) {
             if matches!(source, MapError::Unanswered { .. }) {
-                self.ledger.perhaps_mapped(key, self.clock.now());
+                self.ledger.perhaps_mapped(key, self.clock.coarse());
             } else {
                 self.ledger.not_mapped(key);
                 self.iovas().give_back(iova, len);
@@ -254,10 +255,10 @@ impl AddressSpace {
                 source,
             });
         }
-        if !self.ledger.mapped(key, self.clock.now()) {
+        if !self.ledger.mapped(key) {
             // The device was broken while the call was under way: undo it ourselves (C34).
             let outcome = self.transport.dma_unmap(iova, len);
-            let now = self.clock.now();
+            let now = self.clock.coarse();
             match self.ledger.late_unmap_returned(key, outcome, now) {
                 Some(freed) => self.recycle(freed),
                 None => log::error!(

@@ -84,7 +84,7 @@ fn bytes_per_mapping(gap: u64) -> isize {
         let key = ledger
             .enter(iova, owner, memory.clone(), Duration::ZERO)
             .unwrap();
-        assert!(ledger.mapped(key, Duration::ZERO));
+        assert!(ledger.mapped(key));
         if gap > 0 {
             let hole = iovas.take(gap, 1).unwrap();
             iovas.give_back(hole, gap);

@@ -129,7 +129,8 @@ impl Mapping {
         };
         self.entered = false;
         let space = &self.space;
-        match space.ledger.let_go(key, len, space.clock.now()) {
+        let began = space.clock.coarse();
+        match space.ledger.let_go(key, len, began) {
             LetGo::Struck | LetGo::Left => return Ok(()),
             LetGo::Freed(freed) => {
                 space.recycle(freed);
@@ -139,7 +140,11 @@ impl Mapping {
             LetGo::Unmap => {}
         }
         let outcome = space.transport.dma_unmap(iova, len);
-        let now = space.clock.now();
+        let now = match outcome {
+            // Nothing stays that has been as it is since then.
+            Unmapped::Exact => began,
+            _ => space.clock.coarse(),
+        };
         match (space.ledger.unmap_returned(key, outcome, now), outcome) {
             (Some(freed), _) => {
                 space.recycle(freed);
@@ -163,7 +168,7 @@ impl Drop for Mapping {
         let len = self.memory.len() as u64;
         if space
             .ledger
-            .handle_dropped(self.key, len, space.clock.now())
+            .handle_dropped(self.key, len, space.clock.coarse())
         {
             log::warn!(
                 "{}: no proof that the device let go; {:?} quarantined",

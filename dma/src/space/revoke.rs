@@ -89,7 +89,7 @@ impl AddressSpace {
     /// A new life begins: mappings are made again, for owners of a generation that no proof of
     /// [`Self::settle`] covers. To be called after that; what was not settled is quarantined.
     pub fn reopen(&self) {
-        self.ledger.reopen(self.clock.now());
+        self.ledger.reopen(self.clock.coarse());
     }
 
     /// Unmaps every entry of the ledger, quarantined ones too, and keeps the outcomes. No memory is
@@ -130,7 +130,7 @@ impl AddressSpace {
         swept: &mut Swept,
     ) -> bool {
         let mut after = None;
-        while let Some((key, len)) = self.ledger.claim(closing, after, self.clock.now()) {
+        while let Some((key, len)) = self.ledger.claim(closing, after, self.clock.coarse()) {
             after = Some(key.iova);
             let outcome = self.transport.dma_unmap(key.iova, len);
             if !matches!(outcome, Unmapped::Exact | Unmapped::Busy) {
@@ -141,7 +141,7 @@ impl AddressSpace {
                     key.iova
                 );
             }
-            let now = self.clock.now();
+            let now = self.clock.coarse();
             if let Some(freed) = self.ledger.swept(key, outcome, enforced, now) {
                 log::info!(
                     "{}: late proof: {len:#x} bytes at IOVA {} are unmapped now and released",
@@ -215,7 +215,7 @@ impl AddressSpace {
         });
         let ground = stopped.is_some_and(|stopped| self.is_ground(stopped));
         let stopped = stopped.map(FunctionStopped::generation);
-        let settlement = self.ledger.settle(stopped, ground, self.clock.now());
+        let settlement = self.ledger.settle(stopped, ground, self.clock.coarse());
         for (iova, len) in settlement.reusable {
             self.iovas().give_back(iova, len);
         }
