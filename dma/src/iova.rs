@@ -1,7 +1,8 @@
 //! Which I/O virtual addresses are handed out, and when again.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::mem;
+use std::ops::{Range, RangeInclusive};
 
 pub use failstop_pci::transport::Iova;
 use thiserror::Error;
@@ -37,10 +38,13 @@ pub struct IovaAllocator {
     /// Runs of stretches that are handed out and touch, guard pages included: start and end. A
     /// search passes over a run at once, however many stretches it has.
     used: BTreeMap<u64, u64>,
+    /// The run that the newest stretch is of, or was: not in `used`, so that most calls look at
+    /// nothing else. The next stretch is looked for from its end on.
+    open: Range<u64>,
+    /// From the end of `open` to here, at least, everything is free, allowed and in the window.
+    room: u64,
     bytes: u64,
     peak: u64,
-    /// Where the next search begins.
-    next: u64,
 }
 
 impl IovaAllocator {
@@ -66,9 +70,10 @@ impl IovaAllocator {
             mask,
             page,
             used: BTreeMap::new(),
+            open: 0..0,
+            room: 0,
             bytes: 0,
             peak: 0,
-            next: 0,
         }
     }
 
@@ -89,20 +94,59 @@ impl IovaAllocator {
             .ok_or(refused)?;
         let span = len.checked_add(self.page).ok_or(refused)?;
         let align = align.max(self.page);
+        let next = self.open.end.checked_next_multiple_of(align);
+        let start = match next {
+            Some(next) if next.checked_add(span).is_some_and(|end| end <= self.room) => {
+                if next != self.open.end {
+                    self.close(next);
+                }
+                next
+            }
+            _ => self.find(len, span, align).ok_or(refused)?,
+        };
+        self.open.end = start + span;
+        self.bytes += len;
+        self.peak = self.peak.max(self.bytes);
+        Ok(Iova(start))
+    }
+
+    /// Opens a run where `span` bytes are free, of which `len` count. Returns where it goes on.
+    fn find(&mut self, len: u64, span: u64, align: u64) -> Option<u64> {
+        let from = self.open.end;
+        self.close(from);
         let peak = self.peak.max(self.bytes + len);
         let window = WINDOW.max(peak.saturating_mul(8));
         let ranges = within(&self.allowed, window);
         let start = self
-            .search(&ranges, self.next, span, align)
+            .search(&ranges, from, span, align)
             .or_else(|| self.search(&ranges, 0, span, align))
             // A crowded window is no reason to fail while there is room above it.
-            .or_else(|| self.search(&self.allowed, 0, span, align))
-            .ok_or(refused)?;
-        self.join(start, start + span);
-        self.bytes += len;
-        self.peak = self.peak.max(self.bytes);
-        self.next = start + span;
-        Ok(Iova(start))
+            .or_else(|| self.search(&self.allowed, 0, span, align))?;
+        self.open = start..start;
+        if let Some((&before, &end)) = self.used.range(..start).next_back()
+            && end == start
+        {
+            self.used.remove(&before);
+            self.open.start = before;
+        }
+        let range = ranges.iter().find(|range| range.contains(&start));
+        // Above the window there is no room for a second one without another search.
+        let end = range.map_or(0, |range| range.end().saturating_add(1));
+        let after = self.used.range(start..).next();
+        self.room = after.map_or(end, |(&after, _)| end.min(after));
+        Some(start)
+    }
+
+    /// Puts the open run where the others are. The next one begins at `next`.
+    fn close(&mut self, next: u64) {
+        let Range { start, mut end } = mem::replace(&mut self.open, next..next);
+        if start == end {
+            return;
+        }
+        if let Some(to) = self.used.remove(&end) {
+            end = to;
+        }
+        self.used.insert(start, end);
     }
 
     /// Gives a stretch back: `len` bytes, as they were taken. What is not handed out is ignored;
@@ -112,34 +156,30 @@ impl IovaAllocator {
         let end = len
             .checked_next_multiple_of(self.page)
             .and_then(|len| start.checked_add(len)?.checked_add(self.page));
-        let run = self.used.range(..=start).next_back();
-        let (Some(end), Some((&from, &to))) = (end, run) else {
+        let Some(end) = end else {
             return;
         };
-        if end > to {
-            return;
-        }
-        self.used.remove(&from);
-        if from < start {
-            self.used.insert(from, start);
-        }
-        if end < to {
-            self.used.insert(end, to);
+        if self.open.start <= start && end <= self.open.end {
+            // What is closed ends where this stretch began, so that the next one is taken behind it.
+            let rest = end..self.open.end;
+            self.open.end = start;
+            self.close(0);
+            self.open = rest;
+        } else {
+            let run = self.used.range(..=start).next_back();
+            let Some((&from, &to)) = run.filter(|&(_, &to)| end <= to) else {
+                return;
+            };
+            if from < start {
+                self.used.insert(from, start);
+            } else {
+                self.used.remove(&from);
+            }
+            if end < to {
+                self.used.insert(end, to);
+            }
         }
         self.bytes -= end - start - self.page;
-    }
-
-    /// Marks free addresses as used.
-    fn join(&mut self, mut start: u64, mut end: u64) {
-        if let Some((&from, &to)) = self.used.range(..start).next_back()
-            && to == start
-        {
-            start = from;
-        }
-        if let Some(to) = self.used.remove(&end) {
-            end = to;
-        }
-        self.used.insert(start, end);
     }
 
     /// The first start at or after `from` where `span` bytes are free.
@@ -253,7 +293,7 @@ mod tests {
         for _ in 0..60_000 {
             iovas.take(PAGE, 1).unwrap();
         }
-        assert_eq!(iovas.used.len(), 1);
+        assert_eq!(iovas.used.len(), 0);
     }
 
     #[test]
@@ -322,7 +362,7 @@ mod tests {
             for (start, end) in live {
                 iovas.give_back(Iova(start), end - start);
             }
-            prop_assert!(iovas.used.is_empty());
+            prop_assert!(iovas.used.is_empty() && iovas.open.is_empty());
         }
     }
 }
