@@ -1,6 +1,5 @@
 //! The ledger: every range that the device can reach, whose it is, and in which state (R2).
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,15 +7,18 @@ use std::time::Duration;
 
 use failstop_pci::id::Generation;
 use failstop_pci::transport::{Iova, Unmapped};
+use slab::Slab;
 use thiserror::Error;
 
 use crate::memory::Memory;
 use crate::proof::ObjectId;
 
+mod index;
 mod revoke;
 #[cfg(test)]
 mod tests;
 
+use index::Index;
 pub(crate) use revoke::Covered;
 
 /// Where a range is in its life.
@@ -194,6 +196,8 @@ impl Why {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub(crate) iova: Iova,
+    /// Where it is kept: like the address, used again.
+    slot: usize,
     serial: u64,
 }
 
@@ -234,7 +238,8 @@ struct Kept {
 
 #[derive(Default)]
 struct Inner {
-    entries: BTreeMap<u64, Entry>,
+    entries: Slab<Entry>,
+    index: Index,
     totals: Totals,
     next_serial: u64,
     closed: bool,
@@ -264,8 +269,18 @@ struct Inner {
 impl Inner {
     fn entry(&mut self, key: Key) -> Option<&mut Entry> {
         self.entries
-            .get_mut(&key.iova.0)
+            .get_mut(key.slot)
             .filter(|entry| entry.serial == key.serial)
+    }
+
+    /// Every entry, by address.
+    fn all(&mut self) -> impl Iterator<Item = (Key, &Entry)> {
+        let Self { entries, index, .. } = self;
+        let all = index.by_address().iter();
+        all.filter_map(|(&iova, &slot)| {
+            let entry = entries.get(slot)?;
+            Some((key(iova, slot, entry), entry))
+        })
     }
 
     /// Brings an entry into another state.
@@ -285,7 +300,8 @@ impl Inner {
     /// Takes an entry out.
     fn strike(&mut self, key: Key) -> Option<Entry> {
         self.entry(key)?;
-        let entry = self.entries.remove(&key.iova.0)?;
+        let entry = self.entries.try_remove(key.slot)?;
+        self.index.remove(key.iova.0);
         self.totals.take(entry.state, entry.len);
         if entry.handle {
             self.totals.held_bytes += entry.len;
@@ -320,6 +336,14 @@ impl Inner {
 
     fn bytes(&self) -> u64 {
         self.totals.live_bytes + self.totals.quarantined_bytes
+    }
+}
+
+fn key(iova: u64, slot: usize, entry: &Entry) -> Key {
+    Key {
+        iova: Iova(iova),
+        slot,
+        serial: entry.serial,
     }
 }
 
@@ -402,8 +426,10 @@ impl Ledger {
         if inner.closed || inner.over.is_some_and(|over| owner.generation <= over) {
             return Err(Refused::Closed);
         }
-        let end = iova.0.saturating_add(len);
-        if let Some((&at, there)) = inner.entries.range(..end).next_back()
+        let range = iova.0..iova.0.saturating_add(len);
+        let Inner { entries, index, .. } = &mut *inner;
+        if let Some((at, slot)) = index.before(&range)
+            && let Some(there) = entries.get(slot)
             && at + there.len > iova.0
         {
             let (at, held, owner, state) = (Iova(at), there.len, there.owner, there.state);
@@ -430,12 +456,13 @@ impl Ledger {
             handle: false,
             let_go: false,
         };
-        inner.entries.insert(iova.0, entry);
+        let slot = inner.entries.insert(entry);
+        inner.index.insert(&range, slot);
         inner.newest = inner.newest.max(Some(owner.generation));
         inner.totals.put(State::Mapping, len);
         inner.totals.peak_bytes = inner.totals.peak_bytes.max(inner.bytes());
         inner.totals.peak_mappings = inner.totals.peak_mappings.max(inner.entries.len() as u64);
-        Ok(Key { iova, serial })
+        Ok(Key { iova, slot, serial })
     }
 
     /// The map call succeeded. False when the ledger was closed meanwhile, even if it is open
@@ -583,9 +610,9 @@ impl Ledger {
     /// Every line, by address.
     #[must_use]
     pub fn lines(&self) -> Vec<Line> {
-        let inner = self.inner();
-        let lines = inner.entries.iter();
-        lines.map(|(&iova, entry)| entry.line(iova)).collect()
+        let mut inner = self.inner();
+        let all = inner.all();
+        all.map(|(key, entry)| entry.line(key.iova.0)).collect()
     }
 }
 
@@ -593,7 +620,7 @@ impl Drop for Ledger {
     fn drop(&mut self) {
         // Whatever is still entered may still be reached: its memory is leaked, not freed.
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for entry in mem::take(&mut inner.entries).into_values() {
+        for entry in inner.entries.drain() {
             mem::forget(entry.memory);
         }
     }

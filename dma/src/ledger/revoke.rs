@@ -8,7 +8,7 @@ use std::time::Duration;
 use failstop_pci::id::Generation;
 use failstop_pci::transport::{Iova, Unmapped};
 
-use super::{Entry, Freed, Inner, Key, Ledger, Line, Reach, State, Why};
+use super::{Entry, Freed, Inner, Key, Ledger, Line, Reach, State, Why, key};
 use crate::proof::Ground;
 
 /// What is unmapped, and what is not.
@@ -101,16 +101,12 @@ impl Ledger {
         if inner.closed {
             (inner.closed, inner.detached) = (false, false);
             inner.epoch += 1;
-            let left: Vec<_> = inner
-                .entries
-                .iter()
-                .map(|(&iova, entry)| {
+            let left: Vec<_> = inner.all().map(|(key, _)| key).collect();
+            for key in left {
+                if let Some(entry) = inner.entry(key) {
                     let (state, why) = Inner::rest(entry);
-                    (key(iova, entry), state, why)
-                })
-                .collect();
-            for (key, state, why) in left {
-                inner.set(key, state, Some(why), now);
+                    inner.set(key, state, Some(why), now);
+                }
             }
         }
     }
@@ -126,7 +122,7 @@ impl Ledger {
     pub(crate) fn begin_sweep(&self, enforced: bool) {
         let mut inner = self.inner();
         inner.enforced |= enforced;
-        for entry in inner.entries.values_mut() {
+        for entry in inner.entries.iter_mut().map(|(_, entry)| entry) {
             if entry.reach == Reach::Unsure {
                 entry.reach = Reach::Mapped;
             }
@@ -146,12 +142,14 @@ impl Ledger {
             return None;
         }
         let from = after.map_or(Bound::Unbounded, |iova| Bound::Excluded(iova.0));
-        let (&iova, entry) = inner
-            .entries
-            .range_mut((from, Bound::Unbounded))
-            .find(|(_, entry)| entry.reach == Reach::Mapped)?;
-        entry.reach = Reach::Calling;
-        let (key, len) = (key(iova, entry), entry.len);
+        let Inner { entries, index, .. } = &mut *inner;
+        let mut beyond = index.by_address().range((from, Bound::Unbounded));
+        let mapped = beyond.find_map(|(&iova, &slot)| {
+            let entry = entries.get(slot)?;
+            (entry.reach == Reach::Mapped).then(|| (key(iova, slot, entry), entry.len))
+        });
+        let (key, len) = mapped?;
+        inner.entry(key)?.reach = Reach::Calling;
         inner.set(key, State::Revoking, None, now);
         Some((key, len))
     }
@@ -173,7 +171,7 @@ impl Ledger {
         let settled = state == State::Quarantined;
         let may_go = inner
             .entries
-            .get(&key.iova.0)
+            .get(key.slot)
             .is_some_and(|entry| inner.may_go(entry));
         if may_go && (settled || let_go) {
             let reusable = inner.is_forgotten(life);
@@ -189,7 +187,7 @@ impl Ledger {
     pub(crate) fn wait(&self, closing: u64, time: Duration) -> bool {
         let inner = self.inner();
         let pending = |entry: &Entry| matches!(entry.reach, Reach::Calling | Reach::Mapped);
-        if inner.epoch != closing || !inner.entries.values().any(pending) {
+        if inner.epoch != closing || !inner.entries.iter().any(|(_, entry)| pending(entry)) {
             return false;
         }
         let waited = self.returned.wait_timeout(inner, time);
@@ -200,7 +198,7 @@ impl Ledger {
     /// What came of unmapping so far.
     pub(crate) fn sums(&self) -> Sums {
         let mut sums = Sums::default();
-        for entry in self.inner().entries.values() {
+        for (_, entry) in &self.inner().entries {
             *match entry.reach {
                 Reach::Unmapped | Reach::Revoked => &mut sums.unmapped,
                 Reach::Absent => &mut sums.absent,
@@ -235,12 +233,15 @@ impl Ledger {
         let mut settlement = Settlement::default();
         let closed = inner.closed;
         let concerned: Vec<_> = inner
-            .entries
-            .iter()
+            .all()
             .filter(|(_, entry)| closed || entry.state == State::Quarantined)
-            .map(|(&iova, entry)| (key(iova, entry), inner.may_go(entry), Inner::rest(entry)))
+            .map(|(key, _)| key)
             .collect();
-        for (key, may_go, (state, why)) in concerned {
+        for key in concerned {
+            let Some(entry) = inner.entries.get(key.slot) else {
+                continue;
+            };
+            let (may_go, (state, why)) = (inner.may_go(entry), Inner::rest(entry));
             if may_go {
                 let Some(entry) = inner.entry(key) else {
                     continue;
@@ -287,18 +288,11 @@ impl Inner {
             return None;
         };
         self.over = self.over.max(Some(up_to));
-        let except = self.entries.keys().map(|&iova| Iova(iova)).collect();
+        let except = self.all().map(|(key, _)| key.iova).collect();
         Some(Covered {
             ground,
             up_to,
             except,
         })
-    }
-}
-
-fn key(iova: u64, entry: &Entry) -> Key {
-    Key {
-        iova: Iova(iova),
-        serial: entry.serial,
     }
 }
