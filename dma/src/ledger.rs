@@ -261,6 +261,8 @@ struct Inner {
     /// Since then the function was taken out of its address space, which it has to itself, by an
     /// IOMMU.
     detached: bool,
+    /// Hands that wait for a call to come back.
+    waiting: usize,
     /// Addresses where nothing is mapped and whose memory is released, while the function is not
     /// proven stopped: not to be handed out again yet.
     kept: Vec<Kept>,
@@ -413,6 +415,14 @@ impl Ledger {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes whoever waits for the call that came back, when the lock is let go: to wake nobody would
+    /// be a system call, too.
+    fn came_back(&self, inner: &Inner) {
+        if inner.waiting > 0 {
+            self.returned.notify_all();
+        }
+    }
+
     /// Enters a range, before its map call.
     pub(crate) fn enter(
         &self,
@@ -484,18 +494,21 @@ impl Ledger {
 
     /// The map call failed, and nothing is mapped.
     pub(crate) fn not_mapped(&self, key: Key) {
-        let _entry = self.inner().strike(key);
-        self.returned.notify_all();
+        let mut inner = self.inner();
+        self.came_back(&inner);
+        let entry = inner.strike(key);
+        drop(inner);
+        drop(entry);
     }
 
     /// The map call ended without an answer: it counts as mapped.
     pub(crate) fn perhaps_mapped(&self, key: Key, now: Duration) {
         let mut inner = self.inner();
+        self.came_back(&inner);
         if let Some(entry) = inner.entry(key) {
             entry.reach = Reach::Mapped;
         }
         inner.set(key, State::Quarantined, Some(Why::Unanswered), now);
-        self.returned.notify_all();
     }
 
     /// The owner lets go of the entry, of `len` bytes, on a proof that covers it.
@@ -537,10 +550,10 @@ impl Ledger {
         now: Duration,
     ) -> Option<Freed> {
         let mut inner = self.inner();
+        self.came_back(&inner);
         let undisturbed = inner.undisturbed(key);
         let entry = inner.entry(key)?;
         entry.reach = Reach::after(outcome, false);
-        self.returned.notify_all();
         match outcome {
             Unmapped::Exact => {
                 entry.handle = false;
@@ -572,8 +585,8 @@ impl Ledger {
         now: Duration,
     ) -> Option<Freed> {
         let mut inner = self.inner();
+        self.came_back(&inner);
         inner.entry(key)?.reach = Reach::after(outcome, false);
-        self.returned.notify_all();
         if outcome == Unmapped::Exact {
             return inner.release(key, true);
         }

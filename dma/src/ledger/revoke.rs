@@ -164,9 +164,9 @@ impl Ledger {
         now: Duration,
     ) -> Option<Freed> {
         let mut inner = self.inner();
+        self.came_back(&inner);
         let entry = inner.entry(key)?;
         entry.reach = Reach::after(outcome, enforced);
-        self.returned.notify_all();
         let (state, let_go, life) = (entry.state, entry.let_go, entry.owner.generation);
         let settled = state == State::Quarantined;
         let may_go = inner
@@ -185,13 +185,15 @@ impl Ledger {
     /// Waits until a call comes back, `time` of the machine's at most. False when there is nothing
     /// to wait for: no call is under way, and nothing is left to be unmapped.
     pub(crate) fn wait(&self, closing: u64, time: Duration) -> bool {
-        let inner = self.inner();
+        let mut inner = self.inner();
         let pending = |entry: &Entry| matches!(entry.reach, Reach::Calling | Reach::Mapped);
         if inner.epoch != closing || !inner.entries.iter().any(|(_, entry)| pending(entry)) {
             return false;
         }
+        inner.waiting += 1;
         let waited = self.returned.wait_timeout(inner, time);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.waiting -= 1;
         true
     }
 
