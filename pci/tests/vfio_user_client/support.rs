@@ -107,11 +107,16 @@ impl Peer {
         self.0.write_all(bytes).unwrap();
     }
 
-    /// The answer to a register read.
-    pub(crate) fn answer_read(&self, to: &Received, value: u32) {
+    /// The answer to a register read, as it is sent.
+    pub(crate) fn read_answer(to: &Received, value: u32) -> Vec<u8> {
         let mut payload = to.access().as_bytes().to_vec();
         payload.extend_from_slice(&value.to_le_bytes());
-        self.reply(to, &payload);
+        wire::encode(&to.header.reply(payload.len()), &payload, &[])
+    }
+
+    /// Answers a register read.
+    pub(crate) fn answer_read(&self, to: &Received, value: u32) {
+        socket::send(self.fd(), &Self::read_answer(to, value), &[], None).unwrap();
     }
 
     /// Waits until the client has hung up; it says nothing more before that.

@@ -453,3 +453,30 @@ impl Inbox {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_answer_while_the_first_waits_to_be_taken_is_a_violation() {
+        let mut inbox = Inbox::default();
+        let question = Question {
+            command: Command::RegionRead,
+            body: &[],
+            data: &[],
+            fds: &[],
+            payload: 4..=4,
+            max_fds: 0,
+            generation: None,
+            time: Time::from_now(Duration::ZERO),
+        };
+        let id = inbox.open(&question).unwrap();
+        let asked = Header::command(id, Command::RegionRead, Flags::empty(), 0);
+        let answer = asked.reply(4);
+        assert_eq!(inbox.check(&answer, 0), Ok(4));
+        let (payload, fds) = (vec![0; 4], Vec::new());
+        inbox.open.get_mut(&id).unwrap().answer = Some(Ok(Answer { payload, fds }));
+        assert_eq!(inbox.check(&answer, 0), Err(Violation::Unasked { id }));
+    }
+}
