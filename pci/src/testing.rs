@@ -308,15 +308,11 @@ impl FakeFunction {
         Ok(())
     }
 
-    /// What a reset does: registers, power state and interrupts as after power-on. The kernel
-    /// restores the command register that it found; a server leaves it clear.
+    /// What a reset does: registers and power state as after power-on. The kernel restores the
+    /// command register that it found; a server leaves it clear. Interrupts stay routed: who routed
+    /// them is on this side of the function.
     fn clear(&self, state: &mut State, master: bool) {
-        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let mut done = fallocate(&self.bar, hole, 0, BAR_SIZE.cast_signed()).is_ok();
-        for (&at, &value) in &state.reset_values {
-            done &= pwrite(&self.bar, &value.to_le_bytes(), at.cast_signed()) == Ok(4);
-        }
-        assert!(done, "a fake's registers can always be written");
+        self.clear_registers(state);
         if self.kind == Kind::VfioUser {
             state.set_command(Command::empty());
         }
@@ -325,6 +321,15 @@ impl FakeFunction {
             state.set_command(command | Command::BUS_MASTER);
         }
         state.config[POWER_CONTROL] &= !3;
+    }
+
+    fn clear_registers(&self, state: &State) {
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let mut done = fallocate(&self.bar, hole, 0, BAR_SIZE.cast_signed()).is_ok();
+        for (&at, &value) in &state.reset_values {
+            done &= pwrite(&self.bar, &value.to_le_bytes(), at.cast_signed()) == Ok(4);
+        }
+        assert!(done, "a fake's registers can always be written");
     }
 }
 

@@ -2,15 +2,19 @@
 
 mod model;
 
+use failstop::device::RecoverError;
 use failstop::device::{Device, Options};
 use failstop::e1000e::bits::InterruptCause;
 use failstop::e1000e::registers as reg;
 use failstop::intel::bits::{Control, ReceiveControl, Status, TransmitControl};
+use failstop::ladder::{Ground, Outcome, RevocationReport, Step, Word};
 use failstop::objects::CreateError;
 use failstop::port::{Parts, Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
 use failstop_pci::clock::ManualClock;
+use failstop_pci::testing::ResetScript;
+use failstop_pci::transport::{ResetMethod, Strength, Transport};
 use std::sync::Arc;
 
 use model::{CANARY_PLANTED, Model, Written};
@@ -64,6 +68,34 @@ fn steps(written: &[Written]) -> Vec<&'static str> {
         }
     }
     steps
+}
+
+/// What the ladder did, once it is through.
+fn revocation(device: &Device) -> RevocationReport {
+    device.revocation().expect("no ladder ran")
+}
+
+/// The reset that was proven, if any, what the verdict rests on, and the verdict.
+fn grounds(report: &RevocationReport) -> (Option<ResetMethod>, Ground, Word) {
+    (report.reset_method, report.ground, report.verdict)
+}
+
+/// The step's outcome, and what the report says of it.
+fn reset(report: &RevocationReport) -> (Outcome, &str) {
+    let step = report.step(Step::Reset).unwrap();
+    (step.outcome, step.note.as_deref().unwrap_or_default())
+}
+
+/// Breaks a device behind the kernel with a port in use, where those resets return success and
+/// reset nothing.
+fn broken_where(resets_nothing: &[ResetMethod]) -> (Arc<Model>, Device, Port) {
+    let model = Model::of_the_kernel();
+    let device = open(&model);
+    let port = Port::open(&device, &PortConfig::default()).unwrap();
+    for method in resets_nothing {
+        model.script_reset(*method, ResetScript::ResetsNothing);
+    }
+    (model, device, port)
 }
 
 #[test]
@@ -175,6 +207,14 @@ fn requests_that_stay_pending_beside_another_queue_break_the_device() {
     model.keep_master_until_resets(1);
     parts.rq.destroy();
     assert!(matches!(device.broken(), Some(Cause::StopFailed { .. })));
+    assert_eq!(
+        grounds(&revocation(&device)),
+        (
+            Some(ResetMethod::Server),
+            Ground::StoppedAndUnmapped,
+            Word::Revoked
+        )
+    );
     drop((
         parts.sq,
         parts.pool,
@@ -211,6 +251,14 @@ fn a_device_that_never_lets_go_of_the_bus_is_broken() {
         "{:?}",
         device.broken()
     );
+    assert_eq!(
+        grounds(&revocation(&device)),
+        (
+            Some(ResetMethod::Server),
+            Ground::StoppedAndUnmapped,
+            Word::Revoked
+        )
+    );
 }
 
 #[test]
@@ -224,6 +272,14 @@ fn a_software_reset_that_resets_nothing_stops_nothing() {
         matches!(device.broken(), Some(Cause::StopFailed { .. })),
         "{:?}",
         device.broken()
+    );
+    assert_eq!(
+        grounds(&revocation(&device)),
+        (
+            Some(ResetMethod::Server),
+            Ground::StoppedAndUnmapped,
+            Word::Revoked
+        )
     );
 }
 
@@ -239,6 +295,120 @@ fn c32_a_status_of_zero_is_no_answer() {
         "{:?}",
         device.broken()
     );
+    assert_eq!(
+        grounds(&revocation(&device)),
+        (
+            Some(ResetMethod::Server),
+            Ground::StoppedAndUnmapped,
+            Word::Revoked
+        )
+    );
+}
+
+#[test]
+fn c43_a_pm_reset_that_resets_nothing_is_not_believed_and_the_bus_reset_is_the_ground() {
+    let (model, device, port) = broken_where(&[ResetMethod::Pm]);
+    let ring = model.register(reg::RDBAL);
+    assert!(device.break_now(Cause::User));
+    let report = revocation(&device);
+    assert_eq!(
+        grounds(&report),
+        (
+            Some(ResetMethod::Bus),
+            Ground::StoppedAndUnmapped,
+            Word::Revoked
+        )
+    );
+    let (outcome, note) = reset(&report);
+    assert_eq!(outcome, Outcome::Done);
+    assert!(
+        note.starts_with("pm: returned success and is not believed")
+            && note.contains("nothing was reset"),
+        "{note}"
+    );
+    assert_eq!(
+        model.asked_resets()[1..],
+        [ResetMethod::Pm, ResetMethod::Bus]
+    );
+    assert_ne!(ring, 0);
+    assert_eq!(model.register(reg::RDBAL), 0, "the bus reset left the ring");
+    drop(port);
+    device.recover().unwrap();
+}
+
+#[test]
+fn c43_a_reset_that_resets_nothing_leaves_every_register_as_it_was() {
+    let (model, device, port) = broken_where(&[ResetMethod::Pm]);
+    let registers = || [model.register(reg::RDBAL), model.register(reg::RXCSUM)];
+    let before = registers();
+    model.reset_by(ResetMethod::Pm).unwrap();
+    assert_eq!(registers(), before);
+    model.reset_by(ResetMethod::Bus).unwrap();
+    assert_ne!(registers(), before);
+    drop((port, device));
+}
+
+/// Its own reset forgets every ring, which is no ground by itself, and enough to begin again where
+/// every mapping is gone.
+#[test]
+fn c43_where_no_reset_of_the_kernels_resets_the_verdict_rests_on_the_iommu() {
+    let (_model, device, port) = broken_where(&[ResetMethod::Pm, ResetMethod::Bus]);
+    assert!(device.break_now(Cause::User));
+    let report = revocation(&device);
+    assert_eq!(
+        grounds(&report),
+        (Some(ResetMethod::Software), Ground::Unmapped, Word::Revoked)
+    );
+    let (outcome, note) = reset(&report);
+    assert_eq!(outcome, Outcome::NotProven);
+    assert!(
+        note.contains("pm: returned success and is not believed")
+            && note.contains("bus: returned success and is not believed"),
+        "{note}"
+    );
+    assert_eq!(
+        report.step(Step::BusMasterOff).unwrap().outcome,
+        Outcome::Done
+    );
+    drop(port);
+    assert_eq!(device.ledger().lines(), []);
+    device.recover().unwrap();
+}
+
+#[test]
+fn c43_where_nothing_resets_the_iommu_is_the_ground_and_no_life_follows() {
+    let (model, device, port) = broken_where(&[ResetMethod::Pm, ResetMethod::Bus]);
+    model.ignore_resets();
+    assert!(device.break_now(Cause::User));
+    let report = revocation(&device);
+    assert_eq!(grounds(&report), (None, Ground::Unmapped, Word::Revoked));
+    assert_eq!(reset(&report).0, Outcome::NotProven);
+    drop(port);
+    assert_eq!(device.ledger().lines(), []);
+    let refused = device.recover().unwrap_err();
+    assert!(
+        matches!(refused, RecoverError::NotStopped { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn c43_where_nothing_resets_and_nothing_enforces_nothing_is_released() {
+    let (model, device, port) = broken_where(&[ResetMethod::Pm, ResetMethod::Bus]);
+    model.set_strength(Strength::None);
+    assert!(device.break_now(Cause::User));
+    let report = revocation(&device);
+    assert_eq!(
+        grounds(&report),
+        (
+            Some(ResetMethod::Software),
+            Ground::Nothing,
+            Word::Quarantined
+        )
+    );
+    assert_eq!(report.released_bytes, 0);
+    drop(port);
+    assert_ne!(device.ledger().lines(), []);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use failstop::e1000e::registers as reg;
 use failstop::intel::bits::{Control, Status};
 use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::register::{Reg, Value};
-use failstop_pci::testing::{FakeFunction, limits_39_bits};
+use failstop_pci::testing::{FakeFunction, Happened, ResetScript, limits_39_bits};
 use failstop_pci::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
@@ -50,6 +50,35 @@ impl Model {
         Self::with(|function| function.with_interrupts(vectors))
     }
 
+    /// Behind the kernel and an IOMMU that enforces, which has the resets of an 82574: it has no
+    /// function-level reset.
+    pub(crate) fn of_the_kernel() -> Arc<Self> {
+        Self::with(|function| {
+            let function = function.with_kind(Kind::Container);
+            function.set_reset_methods(&[ResetMethod::Pm, ResetMethod::Bus]);
+            function
+        })
+    }
+
+    /// What a reset that is not the device's own does from now on.
+    pub(crate) fn script_reset(&self, method: ResetMethod, script: ResetScript) {
+        self.function.script_reset(method, script);
+    }
+
+    /// How strongly unmaps revoke from now on.
+    pub(crate) fn set_strength(&self, strength: Strength) {
+        self.function.set_strength(strength);
+    }
+
+    /// The resets that were asked for so far, but for the device's own.
+    pub(crate) fn asked_resets(&self) -> Vec<ResetMethod> {
+        let methods = self.function.log().into_iter().filter_map(|h| match h {
+            Happened::Reset(method) => Some(method),
+            _ => None,
+        });
+        methods.collect()
+    }
+
     fn with(change: impl FnOnce(FakeFunction) -> FakeFunction) -> Arc<Self> {
         let mut header = vec![0; 64];
         header[..4].copy_from_slice(&[0x86, 0x80, 0xd3, 0x10]);
@@ -58,6 +87,18 @@ impl Model {
             .unwrap()
             .with_config(&header)
             .by_messages();
+        let reset_values = [
+            (reg::CTRL.offset(), (Control::FD | Control::SLU).bits()),
+            (reg::EECD.offset(), 0x200),
+            (reg::RXCSUM.offset(), CANARY_RESET),
+            (reg::RAL.offset(), 0x8200_0002),
+            (reg::RAH.offset(), 0x8000_6057),
+        ];
+        let function = reset_values
+            .into_iter()
+            .fold(function, |function, (offset, value)| {
+                function.with_reset_value(offset.into(), value)
+            });
         let state = State {
             written: Vec::new(),
             resets: 0,
@@ -66,12 +107,10 @@ impl Model {
             link: true,
             half_duplex: false,
         };
-        let model = Self {
+        Arc::new(Self {
             function: change(function),
             state: Mutex::new(state),
-        };
-        model.reset_registers();
-        Arc::new(model)
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -115,22 +154,6 @@ impl Model {
         self.state().half_duplex = true;
     }
 
-    fn reset_registers(&self) {
-        let addresses = [
-            (reg::RAL.offset(), 0x8200_0002),
-            (reg::RAH.offset(), 0x8000_6057),
-        ];
-        for offset in (0..0x6000).step_by(4) {
-            self.function.set_register(offset, 0);
-        }
-        for (offset, value) in addresses {
-            self.function.set_register(offset.into(), value);
-        }
-        self.set(reg::CTRL, (Control::FD | Control::SLU).bits());
-        self.set(reg::EECD, 0x200);
-        self.set(reg::RXCSUM, CANARY_RESET);
-    }
-
     /// What STATUS reads.
     pub(crate) fn status(&self) -> u32 {
         let control = Control::from_bits_retain(self.register(reg::CTRL));
@@ -163,7 +186,7 @@ impl Model {
                 state.keeps_master = state.keeps_master.saturating_sub(1);
             }
             drop(state);
-            self.reset_registers();
+            self.function.reset_registers();
         }
     }
 }
@@ -262,9 +285,7 @@ impl Transport for Model {
     }
 
     fn reset(&self) -> Result<(), ResetFailed> {
-        self.function.reset()?;
-        self.reset_registers();
-        Ok(())
+        self.function.reset()
     }
 
     fn reset_methods(&self) -> Vec<ResetMethod> {
@@ -272,9 +293,7 @@ impl Transport for Model {
     }
 
     fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
-        self.function.reset_by(method)?;
-        self.reset_registers();
-        Ok(())
+        self.function.reset_by(method)
     }
 
     fn hang_up(&self) {

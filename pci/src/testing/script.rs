@@ -285,6 +285,12 @@ impl FakeFunction {
         self
     }
 
+    /// Resets the registers of BAR 0, as a device does by a register of its own: configuration space
+    /// stays as it is.
+    pub fn reset_registers(&self) {
+        self.clear_registers(&self.state());
+    }
+
     /// Changes a register of BAR 0 as the device itself does.
     pub fn set_register(&self, offset: u64, value: u32) {
         let bytes = value.to_le_bytes();
