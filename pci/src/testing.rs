@@ -1,8 +1,10 @@
 //! A function made of memory, whose transport does what a test tells it: for T0.
 //!
 //! As far as a reset and its proof are concerned it behaves as a small device does: registers that
-//! a reset clears, a command register whose bus-master bit gates [`FakeFunction::dma_write`], power
-//! management and PCIe capabilities. What happened to it is in [`FakeFunction::log`], in order.
+//! a reset clears, a command register whose bus-master bit gates [`FakeFunction::dma_write`] and MSI-X,
+//! power management and PCIe capabilities. It is no kinder than what it stands for: it maps only what
+//! its limits allow, and answers accesses by message to its BAR only, awake and decoding. What happened to it is in
+//! [`FakeFunction::log`], in order.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -136,6 +138,16 @@ impl FakeFunction {
         if state.config[usize::from(offset::CAPABILITIES)] == 0 {
             capabilities(&mut state.config);
         }
+        drop(state);
+        self
+    }
+
+    /// The same with memory decoding on, as an opened device has it.
+    #[must_use]
+    pub fn with_decoding(self) -> Self {
+        let mut state = self.state();
+        let command = state.command();
+        state.set_command(command | Command::MEMORY_SPACE);
         drop(state);
         self
     }
@@ -288,7 +300,33 @@ impl FakeFunction {
                 generation,
             });
         }
+        let end = offset.checked_add(len as u64);
+        let inside = match region {
+            RegionIndex::Bar(0) => end.is_some_and(|end| end <= self.bar_size),
+            RegionIndex::Config => true,
+            _ => false,
+        };
+        if !inside {
+            return Err(self.fail(region, offset, len, Errno::EINVAL));
+        }
         Ok(())
+    }
+
+    /// Whether an access by message reaches a register: not without memory decoding, nor asleep. The
+    /// kernel says so then.
+    fn answers(
+        &self,
+        state: &State,
+        region: RegionIndex,
+        offset: u64,
+        len: usize,
+    ) -> Result<bool, AccessError> {
+        let awake = state.config[POWER_CONTROL] & 3 == 0;
+        let answers = awake && state.command().contains(Command::MEMORY_SPACE);
+        if !answers && self.kind != Kind::VfioUser {
+            return Err(self.fail(region, offset, len, Errno::EIO));
+        }
+        Ok(answers)
     }
 
     fn reset_with(&self, method: ResetMethod) -> Result<(), ResetFailed> {
@@ -342,6 +380,23 @@ impl State {
     fn set_command(&mut self, command: Command) {
         let at = usize::from(offset::COMMAND);
         self.config[at..at + 2].copy_from_slice(&command.bits().to_le_bytes());
+    }
+
+    /// Whether `len` bytes at `iova` may be mapped, whatever is.
+    fn may_map(&self, iova: u64, len: u64) -> bool {
+        let Some(last) = len.checked_sub(1).and_then(|more| iova.checked_add(more)) else {
+            return false;
+        };
+        let pages = (iova | len).is_multiple_of(self.limits.page_size);
+        let mut ranges = self.limits.ranges.iter();
+        pages && ranges.any(|range| range.contains(&iova) && range.contains(&last))
+    }
+
+    fn entries_left(&self) -> Option<u32> {
+        let live = u32::try_from(self.maps.len()).unwrap_or(u32::MAX);
+        self.limits
+            .entries_left
+            .map(|most| most.saturating_sub(live))
     }
 
     /// The file, and where in it, that a DMA access of the device reaches.
@@ -425,6 +480,10 @@ impl Transport for FakeFunction {
             state.disguise(start, data);
             return Ok(());
         }
+        if !self.answers(&state, index, offset, len)? {
+            data.fill(0xff);
+            return Ok(());
+        }
         if let Some(value) = state.answers.get(&offset)
             && len == 4
         {
@@ -462,8 +521,10 @@ impl Transport for FakeFunction {
                 .copy_from_slice(data);
             return Ok(());
         }
-        pwrite(&self.bar, data, offset.cast_signed())
-            .map_err(|e| self.fail(index, offset, data.len(), e))?;
+        if self.answers(&state, index, offset, data.len())? {
+            pwrite(&self.bar, data, offset.cast_signed())
+                .map_err(|e| self.fail(index, offset, data.len(), e))?;
+        }
         Ok(())
     }
 
@@ -484,14 +545,25 @@ impl Transport for FakeFunction {
     }
 
     fn region_file(&self, index: RegionIndex, offset: u64) -> io::Result<(OwnedFd, u64)> {
-        if index != RegionIndex::Bar(0) {
-            return Err(io::ErrorKind::NotFound.into());
+        if self.state().hung_up {
+            return Err(Errno::EBADF.into());
+        }
+        let inside = index == RegionIndex::Bar(0) && offset < self.bar_size;
+        if !inside || !self.mappable {
+            return Err(io::ErrorKind::Unsupported.into());
         }
         Ok((self.bar.as_fd().try_clone_to_owned()?, offset))
     }
 
     fn dma_limits(&self) -> io::Result<DmaLimits> {
-        Ok(self.state().limits.clone())
+        let state = self.state();
+        if state.hung_up {
+            return Err(Errno::EBADF.into());
+        }
+        Ok(DmaLimits {
+            entries_left: state.entries_left(),
+            ..state.limits.clone()
+        })
     }
 
     fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
@@ -531,14 +603,21 @@ impl Transport for FakeFunction {
             }
             None => {}
         }
-        let end = iova.0 + len;
-        if state
-            .maps
-            .range(..end)
-            .next_back()
-            .is_some_and(|(&start, &(len, _))| start + len > iova.0)
-        {
+        if !state.may_map(iova.0, len) {
+            let source = Errno::EINVAL.into();
+            return Err(MapError::Failed {
+                device,
+                iova,
+                len,
+                source,
+            });
+        }
+        let before = state.maps.range(..iova.0 + len).next_back();
+        if before.is_some_and(|(&start, &(len, _))| start + len > iova.0) {
             return Err(MapError::Exists { device, iova, len });
+        }
+        if state.entries_left() == Some(0) {
+            return Err(MapError::TooMany { device });
         }
         let file = memory.fd().try_clone_to_owned().ok();
         state.maps.insert(iova.0, (len, file));
@@ -636,8 +715,14 @@ impl Transport for FakeFunction {
         let mut state = self.state_for(Call::HangUp);
         state.log.push(Happened::HangUp);
         state.hung_up = true;
-        // As the kernel does with the last reference.
-        state.set_command(Command::empty());
+        // As the kernel does with the last reference. What a server does then is not known.
+        if self.kind != Kind::VfioUser {
+            state.set_command(Command::empty());
+        }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.kind == Kind::VfioUser && self.state().hung_up
     }
 }
 

@@ -77,7 +77,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> (Self, ExchangeRing) {
-        let function = Arc::new(FakeFunction::new(limits_39_bits()).unwrap());
+        let function = Arc::new(FakeFunction::new(limits_39_bits()).unwrap().with_decoding());
         let clock = Arc::new(ManualClock::default());
         let space = AddressSpace::new(function.clone(), u64::MAX, clock.clone()).unwrap();
         let object = |serial, kind| ObjectId {

@@ -69,7 +69,7 @@ impl Bench {
     }
 
     fn of(function: FakeFunction) -> Self {
-        let function = Arc::new(function);
+        let function = Arc::new(function.with_decoding());
         let clock = Arc::new(ManualClock::default());
         let space = AddressSpace::new(function.clone(), u64::MAX, clock.clone()).unwrap();
         Self {

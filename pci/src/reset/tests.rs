@@ -26,6 +26,7 @@ impl Life {
         let config = ConfigSpace::new(&*function);
         let command = CommandRegister::open(&config).unwrap();
         let window = Window::open(function.clone(), Generation::LADDER, 0, BAR_SIZE).unwrap();
+        command.memory_space_on(&config).unwrap();
         CANARY.plant(&window).unwrap();
         command.bus_master_on(&config).unwrap();
         let off = command.bus_master_off(&config).unwrap();

@@ -385,9 +385,13 @@ impl FakeFunction {
         self.state().detach_errors.push_back(errno);
     }
 
-    /// Signals what an interrupt is routed to; false when it is routed to nothing.
+    /// Signals what an interrupt is routed to; false when it is routed to nothing, or is a message
+    /// of a function that is not bus master.
     pub fn fire(&self, index: IrqIndex, vector: u32) -> bool {
-        self.state().events.fire(index, vector)
+        let state = self.state();
+        let message = matches!(index, IrqIndex::Msi | IrqIndex::Msix);
+        let master = state.command().contains(crate::config::Command::BUS_MASTER);
+        (master || !message) && state.events.fire(index, vector)
     }
 
     /// Holds up every call of this kind until the result is dropped.
@@ -420,7 +424,7 @@ mod tests {
     use super::*;
     use crate::config::{CommandRegister, ConfigSpace};
     use crate::testing::limits_39_bits;
-    use crate::transport::{DmaMemory, Iova, Transport};
+    use crate::transport::{AccessError, DmaLimits, DmaMemory, Iova, Kind, MapError, Transport};
 
     fn fake() -> FakeFunction {
         FakeFunction::new(limits_39_bits()).unwrap()
@@ -454,6 +458,136 @@ mod tests {
         assert!(!function.dma_write(0x1010, &[1]), "unmapped");
     }
 
+    fn map(function: &FakeFunction, iova: u64, len: u64) -> Result<(), MapError> {
+        let file = tempfile::tempfile().unwrap();
+        let addr = std::ptr::NonNull::dangling();
+        #[expect(unsafe_code, reason = "a description of memory that nobody reaches")]
+        // SAFETY: the function is never bus master here, and a fake keeps the file, not the address.
+        let memory = unsafe { DmaMemory::new(addr, len, file.as_fd(), 0) };
+        function.dma_map(Iova(iova), memory)
+    }
+
+    #[test]
+    fn what_its_limits_exclude_is_not_mapped() {
+        let limits = DmaLimits {
+            entries_left: Some(2),
+            ..limits_39_bits()
+        };
+        let function = FakeFunction::new(limits).unwrap();
+        let outside = [
+            (0x1800, 0x1000),
+            (0x1000, 0x1800),
+            (0x1000, 0),
+            (0xfedf_f000, 0x2000),
+            (0x80_0000_0000, 0x1000),
+            (u64::MAX - 0xfff, 0x1000),
+            (u64::MAX - 0xfff, 0x2000),
+        ];
+        for (iova, len) in outside {
+            let refused = map(&function, iova, len);
+            assert!(
+                matches!(refused, Err(MapError::Failed { .. })),
+                "{iova:#x}: {refused:?}"
+            );
+        }
+        map(&function, 0xfedf_f000, 0x1000).unwrap();
+        map(&function, 0xfef0_0000, 0x1000).unwrap();
+        assert_eq!(function.dma_limits().unwrap().entries_left, Some(0));
+        let refused = map(&function, 0x1000, 0x1000);
+        assert!(
+            matches!(refused, Err(MapError::TooMany { .. })),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn only_bar_0_has_registers_and_no_more_than_it_has_bytes() {
+        let function = fake().with_bar_size(0x1000).with_decoding();
+        let access = |index, offset| {
+            let mut data = [0; 4];
+            let read = function.read(Generation::FIRST, index, offset, &mut data);
+            let write = function.write(Generation::FIRST, index, offset, &data);
+            assert_eq!(read.is_ok(), write.is_ok());
+            read.is_ok()
+        };
+        assert!(access(RegionIndex::Bar(0), 0xffc));
+        assert!(!access(RegionIndex::Bar(0), 0x1000));
+        assert!(!access(RegionIndex::Bar(0), u64::MAX - 1));
+        assert!(!access(RegionIndex::Bar(1), 0));
+        assert!(!access(RegionIndex::Rom, 0));
+    }
+
+    fn read(function: &FakeFunction) -> Result<u32, AccessError> {
+        let mut data = [0; 4];
+        function.read(Generation::FIRST, RegionIndex::Bar(0), 8, &mut data)?;
+        Ok(u32::from_le_bytes(data))
+    }
+
+    fn write(function: &FakeFunction, value: u32) -> Result<(), AccessError> {
+        let data = value.to_le_bytes();
+        function.write(Generation::FIRST, RegionIndex::Bar(0), 8, &data)
+    }
+
+    #[test]
+    fn registers_behind_a_server_read_all_ones_without_decoding_and_asleep() {
+        let function = fake();
+        write(&function, 7).unwrap();
+        assert_eq!(read(&function).unwrap(), u32::MAX);
+        let function = function.with_decoding();
+        assert_eq!(read(&function).unwrap(), 0, "a write without decoding");
+        write(&function, 7).unwrap();
+        assert_eq!(read(&function).unwrap(), 7);
+        function.set_power_state(PowerState::D3hot);
+        assert_eq!(read(&function).unwrap(), u32::MAX);
+    }
+
+    #[test]
+    fn the_kernel_refuses_registers_without_decoding_and_asleep() {
+        let function = fake().with_kind(Kind::Container);
+        assert!(read(&function).is_err() && write(&function, 7).is_err());
+        let function = function.with_decoding();
+        write(&function, 7).unwrap();
+        assert_eq!(read(&function).unwrap(), 7);
+        function.set_power_state(PowerState::D3hot);
+        assert!(read(&function).is_err() && write(&function, 7).is_err());
+    }
+
+    #[test]
+    fn a_bar_that_is_accessed_by_messages_has_no_file() {
+        assert!(fake().region_file(RegionIndex::Bar(0), 0).is_ok());
+        let function = fake().by_messages();
+        assert!(function.region_file(RegionIndex::Bar(0), 0).is_err());
+    }
+
+    #[test]
+    fn a_message_interrupt_takes_bus_mastering() {
+        let function = fake().with_interrupts(1);
+        let event = nix::sys::eventfd::EventFd::new().unwrap();
+        for index in [IrqIndex::Msix, IrqIndex::Error] {
+            function.set_irqs(index, 0, &[event.as_fd()]).unwrap();
+        }
+        assert!(!function.fire(IrqIndex::Msix, 0));
+        assert!(function.fire(IrqIndex::Error, 0), "it is the kernel's");
+        let config = ConfigSpace::new(&function);
+        let command = CommandRegister::open(&config).unwrap();
+        command.bus_master_on(&config).unwrap();
+        assert!(function.fire(IrqIndex::Msix, 0));
+    }
+
+    #[test]
+    fn what_a_server_does_after_the_end_of_the_connection_is_not_known() {
+        for (kind, stopped) in [(Kind::VfioUser, false), (Kind::Container, true)] {
+            let function = fake().with_kind(kind);
+            let config = ConfigSpace::new(&function);
+            let command = CommandRegister::open(&config).unwrap();
+            command.bus_master_on(&config).unwrap();
+            function.hang_up();
+            assert_eq!(function.is_master(), !stopped, "{kind}");
+            assert!(function.dma_limits().is_err());
+            assert!(function.region_file(RegionIndex::Bar(0), 0).is_err());
+        }
+    }
+
     #[test]
     fn a_held_call_does_nothing_until_it_is_let_go() {
         let function = fake();
@@ -475,6 +609,9 @@ mod tests {
     fn an_interrupt_is_signalled_where_it_is_routed() {
         let function = Arc::new(fake().with_interrupts(2));
         let interrupts = crate::interrupts::Interrupts::route(function.clone(), 1).unwrap();
+        let config = ConfigSpace::new(&*function);
+        let command = CommandRegister::open(&config).unwrap();
+        command.bus_master_on(&config).unwrap();
         assert!(!function.fire(IrqIndex::Msix, 1));
         assert!(function.fire(IrqIndex::Msix, 0));
         assert!(interrupts.vector(0).unwrap().take());

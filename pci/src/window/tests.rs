@@ -17,7 +17,7 @@ const STOP: StopBit = StopBit {
 
 fn open(kind: Kind) -> (Arc<FakeFunction>, Arc<Window>) {
     let function = FakeFunction::new(limits_39_bits()).unwrap().with_kind(kind);
-    let function = Arc::new(function);
+    let function = Arc::new(function.with_decoding());
     let window = Window::open(function.clone(), Generation::FIRST, 0, BAR_SIZE).unwrap();
     window.write(CONTROL, THRESHOLDS | ENABLE);
     (function, window)
