@@ -1,12 +1,6 @@
-//! The synchronisation that breaking a device rests on: the standard library's, or loom's when the
-//! models run (`--cfg failstop_loom`; plain `cfg(loom)` would change dependencies too).
+//! The synchronisation that breaking a device rests on. The models in `tests/loom.rs` compile what is
+//! built on it a second time, with loom's in its place.
 
-#[cfg(failstop_loom)]
-pub(crate) use loom::sync::{
-    Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, Ordering},
-};
-#[cfg(not(failstop_loom))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, Ordering},

@@ -1,18 +1,38 @@
 //! Every interleaving of a break with posts, polls, destroys, recovery and the switch of bus
-//! mastering, on the real [`Lifecycle`] and [`Gate`].
+//! mastering, on the real `Lifecycle` and `Gate`.
 //!
 //! loom sees neither DMA memory nor page tables nor time. What stands for them here is a cell behind a
-//! lock, since each of their accesses is one moment of the bus. Runs with `--cfg failstop_loom` only:
-//! `RUSTFLAGS='--cfg failstop_loom' cargo test -p failstop-queues --test loom --target-dir target/loom`.
-#![cfg(failstop_loom)]
+//! lock, since each of their accesses is one moment of the bus.
 
 use std::sync::Arc;
 
-use failstop_queues::gate::Gate;
-use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
+use gate::Gate;
+use lifecycle::{Cause, Lifecycle, Verdict};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
+
+// The sources of the crate itself, compiled against loom.
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the models do not need all of it"
+)]
+#[path = "../src/gate.rs"]
+mod gate;
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the models do not need all of it"
+)]
+#[path = "../src/lifecycle.rs"]
+mod lifecycle;
+mod sync {
+    pub(crate) use loom::sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    };
+}
 
 /// What the device may still do, and what it was told: the bus does one access after the other.
 #[derive(Default)]

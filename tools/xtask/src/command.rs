@@ -42,6 +42,9 @@ enum Cli {
         /// Lists them instead.
         #[arg(long)]
         list: bool,
+        /// Writes into each patch which test noticed it: that one is tried first from then on.
+        #[arg(long)]
+        record: bool,
     },
     /// Measures what failstop costs, beside what it is held against, and prints a table. Fails when a limit is passed.
     Bench {
@@ -132,7 +135,7 @@ pub fn main() -> ExitCode {
         Cli::Test { full } => tiers::test(full),
         Cli::Hil => tiers::hardware_in_the_loop(),
         Cli::Rules { all } => rules::main(all),
-        Cli::Mutate { only, list } => mutate::main(&only, list),
+        Cli::Mutate { only, list, record } => mutate::main(&only, list, record),
         Cli::Bench { only, asm } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {

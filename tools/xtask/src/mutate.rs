@@ -1,9 +1,10 @@
 //! `cargo xtask mutate`: breaks the contract on purpose, and wants a test that goes red for each.
 //!
 //! A mutation is a patch in `tests/mutations`; its first line says what it breaks and cites the rule. Each is
-//! applied alone to a copy of the work tree, and the tests of T0 run there: first those of the package that it
-//! touches, then of the packages that use it, to the first that is red. A mutation that no test notices
-//! *survives*: a test is missing. One that does not apply or does not compile says nothing and is an error.
+//! applied alone to a copy of the work tree, and the tests of T0 run there: first the one that the patch's
+//! second line names, if that is still red then those of the package that it touches, then of the packages that
+//! use it, to the first that is red. A mutation that no test notices *survives*: a test is missing. One that does
+//! not apply or does not compile says nothing and is an error.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +22,7 @@ use nix::unistd::Pid;
 
 mod packages;
 
-use crate::{rules, tiers};
+use crate::rules;
 use packages::{Package, Packages};
 
 /// The mutations, from the top of the repository.
@@ -30,6 +31,10 @@ const FOLDER: &str = "tests/mutations";
 const WORK: &str = "target/mutate";
 /// How long the tests of one package may run: a test that waits for ever noticed the mutation too.
 const DEADLINE: Duration = Duration::from_secs(600);
+/// How long one test may.
+const DEADLINE_OF_ONE: Duration = Duration::from_secs(120);
+/// What the line begins with that names the test which noticed a mutation when it was last recorded.
+const NOTICED_BY: &str = "# Noticed by ";
 /// How long a build may take, on a slow machine from nothing.
 const BUILD_DEADLINE: Duration = Duration::from_secs(1800);
 
@@ -43,8 +48,42 @@ pub(crate) struct Mutation {
     pub(crate) name: String,
     /// What it breaks, with the rule.
     pub(crate) title: String,
+    /// The test that is tried first.
+    noticed_by: Option<Test>,
     /// The files that it changes, from the top of the repository.
     touches: Vec<PathBuf>,
+}
+
+/// A test, as `cargo test` finds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Test {
+    package: String,
+    /// Arguments that select its program.
+    target: String,
+    name: String,
+}
+
+impl Test {
+    /// Of `PACKAGE TARGET: NAME`.
+    fn parse(text: &str) -> Option<Self> {
+        let (program, name) = text.split_once(": ")?;
+        let (package, target) = program.split_once(' ')?;
+        Some(Self {
+            package: package.to_owned(),
+            target: target.to_owned(),
+            name: name.trim_end().to_owned(),
+        })
+    }
+
+    fn target(&self) -> Vec<String> {
+        self.target.split(' ').map(str::to_owned).collect()
+    }
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.package, self.target, self.name)
+    }
 }
 
 impl Mutation {
@@ -58,6 +97,9 @@ impl Mutation {
             !rules::in_comment(title).is_empty(),
             "{name}: the first line cites no rule"
         );
+        let noticed_by = text
+            .lines()
+            .find_map(|line| Test::parse(line.strip_prefix(NOTICED_BY)?));
         let touches: Vec<PathBuf> = text
             .lines()
             .filter_map(|line| line.strip_prefix("+++ b/"))
@@ -67,6 +109,7 @@ impl Mutation {
         Ok(Self {
             name: name.into_owned(),
             title: title.to_owned(),
+            noticed_by,
             touches,
         })
     }
@@ -89,8 +132,10 @@ pub(crate) fn list(root: &Path) -> Result<Vec<Mutation>> {
 /// What became of a mutation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Outcome {
-    /// A test went red: its name, or what else ended the tests.
-    Killed(String),
+    /// A test went red.
+    Killed(Test),
+    /// Something else ended the tests.
+    Stopped(String),
     /// Every test passed.
     Survived,
     /// The patch fits no more: what git said.
@@ -103,6 +148,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Killed(test) => write!(f, "killed by {test}"),
+            Self::Stopped(how) => write!(f, "killed: {how}"),
             Self::Survived => f.write_str("SURVIVED: no test notices it"),
             Self::DoesNotApply(why) => write!(f, "DOES NOT APPLY: {why}"),
             Self::DoesNotCompile => f.write_str("DOES NOT COMPILE"),
@@ -120,7 +166,7 @@ pub(crate) struct Tried {
 impl Tried {
     /// Whether a test went red.
     pub(crate) fn is_killed(&self) -> bool {
-        matches!(self.outcome, Outcome::Killed(_))
+        matches!(self.outcome, Outcome::Killed(_) | Outcome::Stopped(_))
     }
 }
 
@@ -131,12 +177,13 @@ impl fmt::Display for Tried {
     }
 }
 
-/// Runs all mutations, or those whose name contains one of `only`; or lists them.
+/// Runs all mutations, or those whose name contains one of `only`; or lists them. `record` writes into each
+/// patch which test noticed it.
 ///
 /// # Errors
 ///
-/// As [`try_all`].
-pub(crate) fn main(only: &[String], list_only: bool) -> Result<ExitCode> {
+/// As [`try_all`]; when a patch cannot be written.
+pub(crate) fn main(only: &[String], list_only: bool, record: bool) -> Result<ExitCode> {
     if list_only {
         for mutation in chosen(&rules::root(), only)? {
             println!("{:<40} {}", mutation.name, mutation.title);
@@ -144,6 +191,13 @@ pub(crate) fn main(only: &[String], list_only: bool) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let tried = try_all(only)?;
+    if record {
+        for mutation in &tried {
+            if let Outcome::Killed(test) = &mutation.outcome {
+                write_down(&rules::root(), &mutation.name, test)?;
+            }
+        }
+    }
     println!();
     for mutation in &tried {
         println!("{mutation}");
@@ -183,6 +237,26 @@ pub(crate) fn try_all(only: &[String]) -> Result<Vec<Tried>> {
         tried.push(this);
     }
     Ok(tried)
+}
+
+/// Says in the patch which test noticed it.
+fn write_down(root: &Path, name: &str, test: &Test) -> Result<()> {
+    let path = root.join(FOLDER).join(format!("{name}.patch"));
+    let patch = fs::read_to_string(&path)?;
+    let mut text = String::new();
+    for (number, line) in patch.lines().enumerate() {
+        if !line.starts_with(NOTICED_BY) {
+            text += line;
+            text.push('\n');
+        }
+        if number == 0 {
+            text += &format!("{NOTICED_BY}{test}\n");
+        }
+    }
+    if text != patch {
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
 }
 
 fn chosen(root: &Path, only: &[String]) -> Result<Vec<Mutation>> {
@@ -239,18 +313,17 @@ impl Copy {
     fn baseline(&self, mutations: &[Mutation]) -> Result<()> {
         let touched = mutations.iter().flat_map(|mutation| &mutation.touches);
         for package in self.packages.affected_by(touched)? {
-            let models = if package.loom { " (loom)" } else { "" };
-            eprintln!("without a mutation: {}{models}", package.name);
+            eprintln!("without a mutation: {}", package.name);
             let log = self.work.join("baseline.log");
-            let built = self.build(package, &log)?;
+            let built = self.build(package, &package.targets, &log)?;
             ensure!(
                 built,
                 "{} does not build without a mutation: {}",
                 package.name,
                 log.display()
             );
-            if let Some(red) = self.red_twice(package, &log)? {
-                bail!("{red} is red without a mutation: {}", log.display());
+            if let Some(outcome) = self.red_twice(package, &log)? {
+                bail!("without a mutation: {outcome}: {}", log.display());
             }
         }
         Ok(())
@@ -278,34 +351,59 @@ impl Copy {
     fn red_test(&self, mutation: &Mutation) -> Result<Outcome> {
         let log = self.work.join(format!("{}.log", mutation.name));
         drop(fs::remove_file(&log));
+        if let Some(test) = &mutation.noticed_by
+            && let Some(package) = self.packages.named(&test.package)
+        {
+            if self.build(package, &test.target(), &log)? && self.red_alone(test, &log)? {
+                return Ok(Outcome::Killed(test.clone()));
+            }
+            eprintln!("{}: {test} does not notice it any more", mutation.name);
+        }
         for package in self.packages.affected_by(&mutation.touches)? {
-            if !self.build(package, &log)? {
+            if !self.build(package, &package.targets, &log)? {
                 return Ok(Outcome::DoesNotCompile);
             }
-            if let Some(test) = self.red_twice(package, &log)? {
-                return Ok(Outcome::Killed(test));
+            if let Some(outcome) = self.red_twice(package, &log)? {
+                return Ok(outcome);
             }
         }
         Ok(Outcome::Survived)
     }
 
-    /// The name of a test that is red, and is when it runs alone again: on a busy machine one may
-    /// fail for want of time, which says nothing of the mutation.
-    fn red_twice(&self, package: &Package, log: &Path) -> Result<Option<String>> {
+    /// What a test is that is red, and is when it runs alone again: on a busy machine one may fail for
+    /// want of time, which says nothing of the mutation.
+    fn red_twice(&self, package: &Package, log: &Path) -> Result<Option<Outcome>> {
         for _ in 0..ATTEMPTS {
-            match self.test(package, &[], log)? {
+            match self.test(package, &package.targets, &[], DEADLINE, log)? {
                 None => return Ok(None),
-                Some(Red::Test(name)) => {
-                    let again = self.test(package, &["--", "--exact", &name], log)?;
-                    if again.is_some() {
-                        return Ok(Some(name));
+                Some(Red::Test { target, name }) => {
+                    let package = package.name.clone();
+                    let test = Test {
+                        package,
+                        target,
+                        name,
+                    };
+                    if self.red_alone(&test, log)? {
+                        return Ok(Some(Outcome::Killed(test)));
                     }
-                    eprintln!("{name} was red once, and is not looked at");
+                    eprintln!("{test} was red once, and is not looked at");
                 }
-                Some(other) => return Ok(Some(format!("{}: {other}", package.name))),
+                Some(other) => {
+                    return Ok(Some(Outcome::Stopped(format!("{}: {other}", package.name))));
+                }
             }
         }
         Ok(None)
+    }
+
+    /// Whether a test that is built is red when it runs alone.
+    fn red_alone(&self, test: &Test, log: &Path) -> Result<bool> {
+        let Some(package) = self.packages.named(&test.package) else {
+            return Ok(false);
+        };
+        let only = ["--exact", &test.name];
+        let red = self.test(package, &test.target(), &only, DEADLINE_OF_ONE, log)?;
+        Ok(red.is_some())
     }
 
     /// Applies a patch. What git said, if it does not fit.
@@ -323,8 +421,8 @@ impl Copy {
         Ok((!output.status.success()).then(|| said.trim().replace('\n', "; ")))
     }
 
-    fn build(&self, package: &Package, log: &Path) -> Result<bool> {
-        let mut command = self.cargo(package);
+    fn build(&self, package: &Package, targets: &[String], log: &Path) -> Result<bool> {
+        let mut command = self.cargo(package, targets);
         command.arg("--no-run");
         let status = run(command, log, BUILD_DEADLINE)?;
         let status = status.context("a build did not end")?;
@@ -332,25 +430,32 @@ impl Copy {
     }
 
     /// Runs tests, which are built. What was red first.
-    fn test(&self, package: &Package, arguments: &[&str], log: &Path) -> Result<Option<Red>> {
+    fn test(
+        &self,
+        package: &Package,
+        targets: &[String],
+        arguments: &[&str],
+        deadline: Duration,
+        log: &Path,
+    ) -> Result<Option<Red>> {
         let already = fs::metadata(log).map_or(0, |metadata| metadata.len());
-        let mut command = self.cargo(package);
-        command.args(arguments);
-        let status = run(command, log, DEADLINE)?;
+        let mut command = self.cargo(package, targets);
+        command.args(["--", "--quiet"]).args(arguments);
+        let status = run(command, log, deadline)?;
         let output = String::from_utf8_lossy(&fs::read(log)?).into_owned();
         let output = output.get(usize::try_from(already)?..).unwrap_or(&output);
         Ok(match status {
             Some(status) if status.success() => None,
-            Some(_) => Some(first_red(output).map_or(Red::Process, Red::Test)),
+            Some(_) => Some(first_red(output).unwrap_or(Red::Process)),
             None => Some(Red::Endless),
         })
     }
 
-    fn cargo(&self, package: &Package) -> Command {
+    fn cargo(&self, package: &Package, targets: &[String]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command
-            .args(["test", "--quiet", "--package", &package.name])
-            .args(&package.targets)
+            .args(["test", "--package", &package.name])
+            .args(targets)
             .current_dir(self.tree())
             .env("CARGO_TARGET_DIR", self.work.join("target"))
             // Each is built once and run for seconds.
@@ -359,20 +464,15 @@ impl Copy {
             .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_TERM_COLOR", "never")
             .env_remove("RUSTFLAGS");
-        if package.loom {
-            command
-                .env("CARGO_TARGET_DIR", self.work.join("loom"))
-                .env("RUSTFLAGS", tiers::LOOM);
-        }
         command
     }
 }
 
 /// What tells a mutation.
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
 enum Red {
-    /// A test that failed.
-    Test(String),
+    /// A test that failed, and the arguments that select its program.
+    Test { target: String, name: String },
     /// A test program that ended without naming a test.
     Process,
     /// Tests that did not end.
@@ -382,20 +482,45 @@ enum Red {
 impl fmt::Display for Red {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Test(name) => write!(f, "{name} is red"),
+            Self::Test { name, .. } => write!(f, "{name} is red"),
             Self::Process => f.write_str("a test process died"),
             Self::Endless => f.write_str("the tests did not end"),
         }
     }
 }
 
-/// The name of the first test that failed, from what test programs print in their short form.
-fn first_red(output: &str) -> Option<String> {
-    let of = |line: &str| {
-        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
-        Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned())
-    };
-    output.lines().find_map(of)
+/// The first test that failed, from what cargo and test programs print in their short form.
+fn first_red(output: &str) -> Option<Red> {
+    let mut target = None;
+    for line in output.lines() {
+        if let Some(program) = line.trim_start().strip_prefix("Running ") {
+            target = target_of(program);
+        }
+        let name = line
+            .strip_prefix("---- ")
+            .and_then(|line| line.strip_suffix(" ----"));
+        if let Some(name) = name {
+            return Some(Red::Test {
+                target: target?,
+                name: name.strip_suffix(" stdout").unwrap_or(name).to_owned(),
+            });
+        }
+    }
+    None
+}
+
+/// The arguments that select the program of which cargo says that it is running it.
+fn target_of(program: &str) -> Option<String> {
+    let source = program.split(" (").next()?;
+    if source == "unittests src/lib.rs" {
+        return Some("--lib".to_owned());
+    }
+    let name = source.strip_prefix("tests/")?;
+    let name = name.strip_suffix("/main.rs").unwrap_or(name);
+    Some(format!(
+        "--test {}",
+        name.strip_suffix(".rs").unwrap_or(name)
+    ))
 }
 
 /// Runs a command with all that it prints in `log`. Nothing when it did not end in time and was ended.
@@ -463,15 +588,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_red_test_is_named() {
-        let output = "running 2 tests\n.F\nfailures:\n\n---- rx::c1_stops stdout ----\n\nthread panicked\n\
-                      ---- other stdout ----\nfailures:\n    rx::c1_stops\n";
-        assert_eq!(first_red(output).as_deref(), Some("rx::c1_stops"));
-        assert_eq!(
-            first_red("---- emulated/c1_a ----\n").as_deref(),
-            Some("emulated/c1_a")
-        );
+    fn the_first_red_test_is_named_with_its_program() {
+        let output = |running: &str| {
+            format!(
+                "     Running {running} (target/debug/deps/x-1)\n\nrunning 2 tests\n.F\nfailures:\n\n\
+                 ---- rx::c1_stops stdout ----\n\nthread panicked\n---- other stdout ----\n"
+            )
+        };
+        for (running, target) in [
+            ("unittests src/lib.rs", "--lib"),
+            ("tests/revoke.rs", "--test revoke"),
+            ("tests/model/main.rs", "--test model"),
+        ] {
+            let (target, name) = (target.to_owned(), "rx::c1_stops".to_owned());
+            assert_eq!(
+                first_red(&output(running)),
+                Some(Red::Test { target, name })
+            );
+        }
         assert_eq!(first_red("error: test failed\n"), None);
+    }
+
+    #[test]
+    fn what_noticed_a_mutation_is_written_down_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let patches = folder.path().join(FOLDER);
+        fs::create_dir_all(&patches).unwrap();
+        let path = patches.join("01-a.patch");
+        let diff = "--- a/pci/src/a.rs\n+++ b/pci/src/a.rs\n@@ -1 +1 @@\n-a\n+b\n";
+        fs::write(&path, format!("# Skips it (R4.2)\n{diff}")).unwrap();
+        for test in ["failstop-pci --lib: a::b", "failstop-dma --test revoke: c"] {
+            write_down(folder.path(), "01-a", &Test::parse(test).unwrap()).unwrap();
+            let text = format!("# Skips it (R4.2)\n# Noticed by {test}\n{diff}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            let read = Mutation::read(&path).unwrap().noticed_by.unwrap();
+            assert_eq!(read.to_string(), test);
+        }
     }
 
     #[test]

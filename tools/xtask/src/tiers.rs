@@ -18,8 +18,6 @@ use crate::{bench, mutate, rules};
 pub(crate) const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
 pub(crate) const TIERS: &[&str] = &["t1", "t2", "t3"];
-/// What makes the compiler take loom's synchronisation.
-pub(crate) const LOOM: &str = "--cfg failstop_loom";
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -315,22 +313,8 @@ fn t0(tier: &mut Tier, others: &[String]) -> Result<()> {
         tests.args(["--test", target]);
     }
     tier.tests("unit tests", pretty(tests))?;
-    tier.some_tests("loom models", pretty(loom_models()))?;
     let documentation = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]);
     tier.tests("documentation tests", pretty(documentation))
-}
-
-/// Every interleaving of a break with what other threads do, on the real types with loom's
-/// synchronisation: a build of its own.
-fn loom_models() -> Command {
-    let mut models = cargo(&["test", "--package", "failstop-queues", "--test", "loom"]);
-    models.arg("--quiet").arg("--target-dir");
-    models.arg(rules::root().join("target/loom"));
-    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    models.env("RUSTFLAGS", format!("{flags} {LOOM}"));
-    // Debug information would only make the build longer.
-    models.env("CARGO_PROFILE_TEST_DEBUG", "0");
-    models
 }
 
 fn suite_command(target: &str, full: bool) -> Command {

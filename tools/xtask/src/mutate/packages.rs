@@ -20,8 +20,6 @@ pub(super) struct Package {
     uses: BTreeSet<String>,
     /// Arguments of `cargo test` that select its tests of T0.
     pub(super) targets: Vec<String>,
-    /// Its loom models, which are a build of their own.
-    pub(super) loom: bool,
 }
 
 /// The packages whose tests notice mutations, in an order in which each comes after those that it uses.
@@ -66,25 +64,14 @@ impl Packages {
                 folder: folder.strip_prefix(top)?.to_owned(),
                 uses: uses.map(str::to_owned).collect(),
                 targets: targets(package, name),
-                loom: false,
             });
         }
         packages.retain(|package| !package.targets.is_empty());
-        let mut packages = sorted(packages);
-        // Last, since they take long.
-        let models = |package: &Package| {
-            let model = package.targets.iter().find(|target| *target == "loom")?;
-            let targets = vec!["--test".to_owned(), model.clone()];
-            let loom = true;
-            Some(Package {
-                targets,
-                loom,
-                ..package.clone()
-            })
-        };
-        let models: Vec<Package> = packages.iter().filter_map(models).collect();
-        packages.extend(models);
-        Ok(Self(packages))
+        Ok(Self(sorted(packages)))
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Package> {
+        self.0.iter().find(|package| package.name == name)
     }
 
     /// The packages that hold these files, and then those that use them.
@@ -204,20 +191,6 @@ mod tests {
     fn of_the_suite_only_what_is_no_tier_is_run() {
         let packages = packages();
         assert_eq!(packages.0[2].targets, ["--test", "model"]);
-    }
-
-    #[test]
-    fn loom_models_come_last() {
-        let metadata = serde_json::json!({"workspace_root": "/x", "packages": [{
-            "name": "low", "manifest_path": "/x/low/Cargo.toml", "dependencies": [], "targets": [
-                {"kind": ["lib"], "name": "l"}, {"kind": ["test"], "name": "loom"}]}]});
-        let packages = Packages::from_metadata(&metadata).unwrap();
-        let affected = packages
-            .affected_by([&PathBuf::from("low/src/a.rs")])
-            .unwrap();
-        let loom: Vec<bool> = affected.iter().map(|package| package.loom).collect();
-        assert_eq!(loom, [false, true]);
-        assert_eq!(affected[1].targets, ["--test", "loom"]);
     }
 
     #[test]
