@@ -28,10 +28,12 @@ use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistic
 use crate::watch::{self, Removal, Watch};
 
 mod closing;
+mod recovered;
 mod recovery;
 
 pub use closing::CloseReport;
 pub(crate) use closing::end_life;
+pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
 pub use recovery::RecoverError;
 
 /// A device that could not be opened or brought up. Nothing of it stays mapped, and its bus
@@ -149,6 +151,8 @@ pub(crate) struct Inner {
     config: Config,
     tally: Arc<Tally>,
     function: Arc<Function>,
+    /// The last one that began a life.
+    recovery: Mutex<Option<RecoveryReport>>,
 }
 
 /// How a device is opened.
@@ -258,6 +262,7 @@ impl Device {
             life: Mutex::new(life.clone()),
             changing: Mutex::new(()),
             given_up: OnceLock::new(),
+            recovery: Mutex::default(),
             driver,
             config: *config,
             tally,
@@ -396,6 +401,16 @@ impl Device {
     #[must_use]
     pub fn revocation(&self) -> Option<RevocationReport> {
         self.life().wait_report().map(|report| (*report).clone())
+    }
+
+    /// What the last recovery did, whoever made it; none of a device in its first life.
+    #[must_use]
+    pub fn recovery(&self) -> Option<RecoveryReport> {
+        self.inner
+            .recovery
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Ends the device, whoever still holds objects of it: queues stopped, receiver, transmitter,

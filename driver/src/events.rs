@@ -9,6 +9,7 @@ use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Event;
 use failstop_queues::lifecycle::Cause;
 
+use crate::device::RecoveryReport;
 use crate::provider::Link;
 
 /// Something that happened to a device.
@@ -31,6 +32,8 @@ pub enum DeviceEvent {
     Recovered {
         /// Which.
         generation: Generation,
+        /// What was done, and how long it took.
+        report: RecoveryReport,
     },
     /// An attempt to recover it failed.
     RecoveryFailed {

@@ -47,6 +47,7 @@ mod report;
 
 pub(crate) use hand::Hand;
 use hand::NoResult;
+pub(crate) use report::micros;
 pub use report::{Ground, Outcome, RevocationReport, Step, StepReport, Word};
 
 /// How long each step may take.

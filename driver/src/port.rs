@@ -1,6 +1,7 @@
 //! An Ethernet port: one receive and one send queue, and the frames that pass through them.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use failstop_dma::frame::Frame;
 use failstop_dma::proof::ReleaseProof;
@@ -90,6 +91,10 @@ pub struct Carried {
     pub times: u64,
     /// The requests of queues that were left behind, and how they ended.
     pub completions: Completions,
+    /// How long it took the last time to take the old queues apart and to map the memory anew.
+    pub remapped: Duration,
+    /// How long it took the last time to make the new queues.
+    pub requeued: Duration,
 }
 
 impl Port {
@@ -195,6 +200,7 @@ impl Port {
     }
 
     fn carry_to(&mut self, life: Arc<Life>) -> Result<bool, CreateError> {
+        let start = Instant::now();
         if life.generation() != self.pd.generation() {
             let Some(proof) = self.pd.revoked() else {
                 return Ok(false);
@@ -205,7 +211,9 @@ impl Port {
             let pd = Pd::of(life)?;
             self.mr = self.mr.carry(&proof, &pd)?;
             self.pd = pd;
+            self.carried.remapped = start.elapsed();
         }
+        let start = Instant::now();
         // Also when they could not be made the last time.
         let (rq, sq, rx_cq, tx_cq) = queues(&self.config, &self.pd, &self.mr, &mut self.pool)?;
         (self.sq, self.rx_cq, self.tx_cq) = (sq, rx_cq, tx_cq);
@@ -214,6 +222,7 @@ impl Port {
         } else {
             self.next_rq = Some(rq);
         }
+        self.carried.requeued = start.elapsed();
         self.carried.times += 1;
         Ok(true)
     }

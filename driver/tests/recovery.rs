@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use failstop::device::{Device, DeviceError, RecoverError};
+use failstop::device::{Device, DeviceError, RecoverError, RecoveryReport};
 use failstop::events::DeviceEvent;
 use failstop::ladder::{Ground, Word};
 use failstop::port::Port;
@@ -28,6 +28,61 @@ fn full(frames: &mut [Frame]) {
     for frame in frames {
         frame.fill(&[7; 60]).unwrap();
     }
+}
+
+fn steps(report: &RecoveryReport) -> Vec<&'static str> {
+    report.steps.iter().map(|step| step.step.name()).collect()
+}
+
+#[test]
+fn a_recovery_says_how_long_each_of_its_steps_took() {
+    let bench = Bench::new();
+    let device = bench.open();
+    assert_eq!(device.recovery(), None);
+    break_it(&device);
+    bench.script.fail_bring_ups(1);
+    device.recover().unwrap_err();
+    assert_eq!(device.recovery(), None, "no life began");
+    device.recover().unwrap();
+    let report = device.recovery().unwrap();
+    assert_eq!((&*report.device, report.generation), ("fake", 2));
+    assert_eq!(
+        steps(&report),
+        ["stopped", "reopened", "brought_up", "armed"]
+    );
+    let text = report.to_string();
+    assert!(text.starts_with("fake, generation 2: began\n"), "{text}");
+    assert!(text.contains(" us  brought_up\n"), "{text}");
+    let mut told = None;
+    while let Some(event) = device.events().try_next() {
+        if let DeviceEvent::Recovered { report, .. } = event {
+            told = Some(report);
+        }
+    }
+    assert_eq!(told, Some(report));
+}
+
+#[test]
+fn a_port_adds_its_part_of_a_recovery_once_it_was_carried() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    break_it(&device);
+    device.recover().unwrap();
+    let mut report = device.recovery().unwrap();
+    report.add_port(&port.carried());
+    assert_eq!(report.steps.len(), 4, "it was not carried yet");
+    let mut frames = port.take_frames(1).unwrap();
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    let carried = port.carried();
+    report.add_port(&carried);
+    assert_eq!(steps(&report)[4..], ["remapped", "requeued"]);
+    assert_eq!(
+        [report.steps[4].took, report.steps[5].took],
+        [carried.remapped, carried.requeued]
+    );
+    assert_ne!(carried.remapped, Duration::ZERO);
+    assert_ne!(carried.requeued, Duration::ZERO);
 }
 
 #[test]

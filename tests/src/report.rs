@@ -20,6 +20,7 @@ pub struct Report {
     pub ledger: Ledger,
     pub revocation: Option<Revocation>,
     pub recovered: bool,
+    pub recovery: Option<Recovery>,
     pub stray_dma: Option<u64>,
     pub exit: u8,
 }
@@ -41,6 +42,25 @@ pub struct Revocation {
     pub quarantined_bytes: u64,
 }
 
+/// What the recovery did.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct Recovery {
+    pub device: String,
+    pub generation: u64,
+    pub steps: Vec<RecoveryStep>,
+}
+
+/// A step of the recovery.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct RecoveryStep {
+    pub step: String,
+    pub us: u64,
+}
+
 /// A step of the ladder.
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -52,7 +72,27 @@ pub struct Step {
     pub note: Option<String>,
 }
 
+/// The steps of a recovery under a port that goes on.
+const RECOVERY: [&str; 6] = [
+    "stopped",
+    "reopened",
+    "brought_up",
+    "armed",
+    "remapped",
+    "requeued",
+];
+
 impl Report {
+    /// Whether the recovery's steps are all there, in order, and took some time.
+    fn tells_of_recovery(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| {
+            let steps = recovery.steps.iter().map(|step| &*step.step);
+            recovery.generation == 2
+                && steps.eq(RECOVERY)
+                && recovery.steps.iter().any(|step| step.us > 0)
+        })
+    }
+
     /// What the ladder's report says of its reset.
     fn reset_note(&self) -> Option<&str> {
         let steps = &self.revocation.as_ref()?.steps;
@@ -159,6 +199,7 @@ pub fn check_clean(json: &str) -> Result<Report, String> {
             ),
             (report.revocation.is_some(), "something was revoked"),
             (report.recovered, "something was recovered from"),
+            (report.recovery.is_some(), "a recovery of nothing"),
         ]
     })
 }
@@ -186,6 +227,7 @@ pub fn check_recovered(
             .find(|step| step.step == "bus_master_off");
         vec![
             (!report.recovered, "the device was not recovered"),
+            (!report.tells_of_recovery(), "the recovery's steps"),
             (revocation.generation != 1, "it broke twice"),
             (steps != STEPS, "other steps"),
             (

@@ -206,6 +206,8 @@ fn broken_in_words() -> Outcome {
         "generation 1: broken, because it was asked for",
         "bus_master_off  done",
         "revoked: the function is stopped and every mapping is gone",
+        "us  brought_up",
+        "us  requeued",
         "recovered: generation 2",
         "after: 0 bytes live, 0 bytes quarantined",
     ] {

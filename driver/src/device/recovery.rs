@@ -10,6 +10,7 @@ use failstop_pci::window::Window;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 use thiserror::Error;
 
+use super::recovered::{RecoveryStep, Steps};
 use super::{Device, DeviceError, Inner};
 use crate::events::DeviceEvent;
 use crate::ladder::{self, RevocationReport, Watched};
@@ -78,7 +79,8 @@ impl Device {
     ///
     /// Objects of the life that ended go on as on any broken device and never touch the new one;
     /// a [`Port`](crate::port::Port) is carried across by its next burst. Bus mastering comes last:
-    /// with the first queue of the new life, after its registers were read back.
+    /// with the first queue of the new life, after its registers were read back. How long that took
+    /// is in [`Device::recovery`].
     ///
     /// # Errors
     ///
@@ -102,16 +104,26 @@ impl Inner {
             return Err(RecoverError::Detached { device: device() });
         }
         old.join_ladder();
+        let mut steps = Steps::begin();
         let begun = self
             .all_returned()
             .and_then(|()| self.prove_stopped(&old, &verdict))
             // The attempt may have left a call behind itself.
             .and_then(|()| self.all_returned())
-            .and_then(|()| self.begin(old.generation().next()));
+            .and_then(|()| {
+                steps.ended(RecoveryStep::Stopped);
+                self.begin(old.generation().next(), &mut steps)
+            });
         let event = match &begun {
-            Ok(generation) => DeviceEvent::Recovered {
-                generation: *generation,
-            },
+            Ok(generation) => {
+                let report = steps.report(device(), generation.number());
+                *self.recovery.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(report.clone());
+                DeviceEvent::Recovered {
+                    generation: *generation,
+                    report,
+                }
+            }
             Err(error) => DeviceEvent::RecoveryFailed {
                 generation: old.generation(),
                 why: error.to_string(),
@@ -174,8 +186,8 @@ impl Inner {
     }
 
     /// Begins the life that follows.
-    fn begin(&self, generation: Generation) -> Result<Generation, RecoverError> {
-        let life = self.bring_up(generation)?;
+    fn begin(&self, generation: Generation, steps: &mut Steps) -> Result<Generation, RecoverError> {
+        let life = self.bring_up(generation, steps)?;
         // Asked back while it was brought up: dropped, the new life turns bus mastering off.
         self.check_given_up()?;
         let function = &self.function;
@@ -184,11 +196,16 @@ impl Inner {
             watch.follow(&life);
         }
         *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        steps.ended(RecoveryStep::Armed);
         Ok(generation)
     }
 
     /// Brings the function up once more; bus mastering stays off.
-    fn bring_up(&self, generation: Generation) -> Result<Arc<Life>, DeviceError> {
+    fn bring_up(
+        &self,
+        generation: Generation,
+        steps: &mut Steps,
+    ) -> Result<Arc<Life>, DeviceError> {
         let function = &self.function;
         let config = ConfigSpace::new(&*function.transport);
         let _off = function.master_off_for_good()?;
@@ -199,8 +216,10 @@ impl Inner {
             0,
             self.driver.bar_bytes,
         )?;
+        steps.ended(RecoveryStep::Reopened);
         let mut provider = self.driver.provider(window.clone(), function.clock.clone());
         provider.bring_up(&self.config)?;
+        steps.ended(RecoveryStep::BroughtUp);
         function.plant().map_err(|source| DeviceError::Canary {
             device: function.transport.name().to_owned(),
             source,

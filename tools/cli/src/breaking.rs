@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use failstop::device::{Device, RecoverError};
+use failstop::device::{Device, RecoverError, RecoveryReport};
 use failstop::ladder::RevocationReport;
 use failstop::pci::id::Generation;
 use failstop::queues::lifecycle::Cause;
@@ -19,6 +19,8 @@ pub(crate) struct Broken {
     pub(crate) revocation: Option<RevocationReport>,
     /// The new life, or why there is none.
     pub(crate) recovered: Result<Generation, RecoverError>,
+    /// What the recovery did, if there was one.
+    pub(crate) recovery: Option<RecoveryReport>,
     /// From the break to the new life.
     pub(crate) gap: Duration,
 }
@@ -45,9 +47,11 @@ pub(crate) fn break_and_recover(
     device.break_now(Cause::User);
     let revocation = device.revocation();
     let recovered = device.recover();
+    let recovery = recovered.as_ref().ok().and_then(|_| device.recovery());
     Some(Broken {
         revocation,
         recovered,
+        recovery,
         gap: broken.elapsed(),
     })
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use failstop::device::{CloseReport, Device};
+use failstop::device::{CloseReport, Device, RecoveryReport};
 use failstop::dma::ledger::{Ledger, Totals};
 use failstop::ladder::RevocationReport;
 use failstop::name::{DeviceName, NotADevice};
@@ -132,6 +132,8 @@ struct Report {
     /// The revocation ladder's report, the last if it ran twice; null when nothing was revoked.
     revocation: Option<RevocationReport>,
     recovered: bool,
+    /// What the recovery did, the port's part included; null when there was none.
+    recovery: Option<RecoveryReport>,
     stray_dma: Option<u64>,
     exit: u8,
 }
@@ -277,6 +279,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     let mut went_on = true;
     if let Some(broken) = broken {
         report.recovered = broken.recovered.is_ok();
+        report.recovery = broken.recovery;
         report.revocation = broken.revocation;
         // Whoever was told to stop in the gap owes no frames after it.
         went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed);
@@ -295,8 +298,11 @@ fn use_port(
 ) -> anyhow::Result<(Moved, Option<Broken>)> {
     let mut port = Port::open(device, config)?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
-    let (moved, broken) = move_frames(options, device, &mut port, config, stop)?;
-    if let Some(broken) = &broken {
+    let (moved, mut broken) = move_frames(options, device, &mut port, config, stop)?;
+    if let Some(broken) = &mut broken {
+        if let Some(recovery) = &mut broken.recovery {
+            recovery.add_port(&port.carried());
+        }
         say_broken(broken, console)?;
     }
     tear_down(port, device, console)?;
@@ -309,10 +315,15 @@ fn say_broken(broken: &Broken, console: &mut Console<'_>) -> io::Result<()> {
         console.say(report.to_string().trim_end())?;
     }
     match &broken.recovered {
-        Ok(generation) => console.say(&format!(
-            "recovered: {generation} began {} ms after the break",
-            broken.gap.as_millis()
-        )),
+        Ok(generation) => {
+            if let Some(report) = &broken.recovery {
+                console.say(report.to_string().trim_end())?;
+            }
+            console.say(&format!(
+                "recovered: {generation} began {} ms after the break",
+                broken.gap.as_millis()
+            ))
+        }
         Err(error) => console.say(&format!("not recovered: {error}")),
     }
 }
