@@ -24,8 +24,10 @@ use crate::transport::{
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
 
+mod delegate;
 mod script;
 
+pub use delegate::Delegate;
 pub use script::{Call, Happened, Hold, Reading, ResetScript};
 use script::{Events, Holds, POWER_CONTROL, capabilities};
 

@@ -1,18 +1,12 @@
 //! As much of an 82574 as the driver's control path looks at.
 
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use failstop::e1000e::registers as reg;
 use failstop::intel::bits::{Control, Status};
-use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::register::{Reg, Value};
-use failstop_pci::testing::{FakeFunction, Happened, ResetScript, limits_39_bits};
-use failstop_pci::transport::{
-    AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
-    RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
-};
+use failstop_pci::testing::{Delegate, FakeFunction, Happened, ResetScript, limits_39_bits};
+use failstop_pci::transport::{Kind, RegionIndex, ResetMethod, Strength, Transport};
 
 /// RXCSUM after a reset, from the datasheet: IPOFLD and TUOFLD.
 const CANARY_RESET: u32 = 0x0300;
@@ -191,112 +185,22 @@ impl Model {
     }
 }
 
-impl Transport for Model {
-    fn id(&self) -> DeviceId {
-        self.function.id()
+impl Delegate for Model {
+    fn inner(&self) -> &dyn Transport {
+        &self.function
     }
 
-    fn name(&self) -> &str {
-        "model"
-    }
-
-    fn kind(&self) -> Kind {
-        self.function.kind()
-    }
-
-    fn strength(&self) -> Strength {
-        self.function.strength()
-    }
-
-    fn region(&self, index: RegionIndex) -> Region {
-        self.function.region(index)
-    }
-
-    fn read(
-        &self,
-        generation: Generation,
-        index: RegionIndex,
-        offset: u64,
-        data: &mut [u8],
-    ) -> Result<(), AccessError> {
+    fn before_read(&self, index: RegionIndex, offset: u64) {
         if index == RegionIndex::Bar(0) && offset == u64::from(reg::STATUS.offset()) {
             self.set(reg::STATUS, self.status());
         }
-        self.function.read(generation, index, offset, data)
     }
 
-    fn write(
-        &self,
-        generation: Generation,
-        index: RegionIndex,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), AccessError> {
-        self.function.write(generation, index, offset, data)?;
+    fn after_write(&self, index: RegionIndex, offset: u64, data: &[u8]) {
         if index == RegionIndex::Bar(0)
             && let Ok(bytes) = data.try_into()
         {
             self.written(offset as u32, u32::from_le_bytes(bytes));
         }
-        Ok(())
-    }
-
-    fn post(
-        &self,
-        generation: Generation,
-        index: RegionIndex,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), AccessError> {
-        self.write(generation, index, offset, data)
-    }
-
-    fn expire(&self, generation: Generation) {
-        self.function.expire(generation);
-    }
-
-    fn region_file(&self, index: RegionIndex, offset: u64) -> io::Result<(OwnedFd, u64)> {
-        self.function.region_file(index, offset)
-    }
-
-    fn dma_limits(&self) -> io::Result<DmaLimits> {
-        self.function.dma_limits()
-    }
-
-    fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
-        self.function.dma_map(iova, memory)
-    }
-
-    fn dma_unmap(&self, iova: Iova, len: u64) -> Unmapped {
-        self.function.dma_unmap(iova, len)
-    }
-
-    fn irq_count(&self, index: IrqIndex) -> u32 {
-        self.function.irq_count(index)
-    }
-
-    fn set_irqs(
-        &self,
-        index: IrqIndex,
-        first: u32,
-        eventfds: &[BorrowedFd<'_>],
-    ) -> Result<(), IrqError> {
-        self.function.set_irqs(index, first, eventfds)
-    }
-
-    fn reset(&self) -> Result<(), ResetFailed> {
-        self.function.reset()
-    }
-
-    fn reset_methods(&self) -> Vec<ResetMethod> {
-        self.function.reset_methods()
-    }
-
-    fn reset_by(&self, method: ResetMethod) -> Result<(), ResetFailed> {
-        self.function.reset_by(method)
-    }
-
-    fn hang_up(&self) {
-        self.function.hang_up();
     }
 }
