@@ -49,15 +49,16 @@ pub struct IovaAllocator {
 
 impl IovaAllocator {
     /// An allocator over `ranges` (the kernel's, reserved windows left out) as far as `mask` (the
-    /// device's highest address, inclusive) reaches. `page` is the IOMMU's page size in bytes.
+    /// device's highest address, inclusive) reaches. `page` is the IOMMU's page size in bytes,
+    /// a power of two.
     #[must_use]
     pub fn new(ranges: &[RangeInclusive<u64>], mask: u64, page: u64) -> Self {
-        let page = page.max(1);
+        let page = page.checked_next_power_of_two().unwrap_or(1 << 63);
         let allowed = ranges
             .iter()
             .filter_map(|range| {
                 // Address 0 is never handed out: too many devices and people take it for none.
-                let start = (*range.start()).max(page).checked_next_multiple_of(page)?;
+                let start = round_up((*range.start()).max(page), page)?;
                 let end = (*range.end()).min(mask);
                 let end = end
                     .checked_add(1)
@@ -83,34 +84,46 @@ impl IovaAllocator {
     /// # Errors
     ///
     /// [`NoSpace`].
+    #[inline]
     pub fn take(&mut self, len: u64, align: u64) -> Result<Iova, NoSpace> {
-        let refused = NoSpace {
-            len,
-            mask: self.mask,
-        };
-        let len = len
-            .checked_next_multiple_of(self.page)
-            .filter(|&len| len > 0)
-            .ok_or(refused)?;
-        let span = len.checked_add(self.page).ok_or(refused)?;
+        let taken = self.place(len, align).map(Iova);
+        taken.ok_or_else(|| self.no_space(len))
+    }
+
+    #[cold]
+    fn no_space(&self, len: u64) -> NoSpace {
+        let mask = self.mask;
+        NoSpace { len, mask }
+    }
+
+    #[inline]
+    fn place(&mut self, len: u64, align: u64) -> Option<u64> {
+        let len = round_up(len, self.page)?;
+        if len == 0 {
+            return None;
+        }
+        let span = len.checked_add(self.page)?;
         let align = align.max(self.page);
-        let next = self.open.end.checked_next_multiple_of(align);
-        let start = match next {
-            Some(next) if next.checked_add(span).is_some_and(|end| end <= self.room) => {
+        let next = round_up(self.open.end, align).unwrap_or(u64::MAX);
+        let start = match self.room.checked_sub(next) {
+            Some(room) if span <= room => {
                 if next != self.open.end {
                     self.close(next);
                 }
                 next
             }
-            _ => self.find(len, span, align).ok_or(refused)?,
+            _ => self.find(len, span, align)?,
         };
         self.open.end = start + span;
         self.bytes += len;
-        self.peak = self.peak.max(self.bytes);
-        Ok(Iova(start))
+        if self.bytes > self.peak {
+            self.peak = self.bytes;
+        }
+        Some(start)
     }
 
     /// Opens a run where `span` bytes are free, of which `len` count. Returns where it goes on.
+    #[inline(never)]
     fn find(&mut self, len: u64, span: u64, align: u64) -> Option<u64> {
         let from = self.open.end;
         self.close(from);
@@ -139,10 +152,14 @@ impl IovaAllocator {
 
     /// Puts the open run where the others are. The next one begins at `next`.
     fn close(&mut self, next: u64) {
-        let Range { start, mut end } = mem::replace(&mut self.open, next..next);
-        if start == end {
-            return;
+        let run = mem::replace(&mut self.open, next..next);
+        if !run.is_empty() {
+            self.put(run);
         }
+    }
+
+    #[inline(never)]
+    fn put(&mut self, Range { start, mut end }: Range<u64>) {
         if let Some(to) = self.used.remove(&end) {
             end = to;
         }
@@ -151,35 +168,42 @@ impl IovaAllocator {
 
     /// Gives a stretch back: `len` bytes, as they were taken. What is not handed out is ignored;
     /// part of a stretch, or one given back twice, is the caller's error.
+    #[inline]
     pub fn give_back(&mut self, iova: Iova, len: u64) {
         let Iova(start) = iova;
-        let end = len
-            .checked_next_multiple_of(self.page)
-            .and_then(|len| start.checked_add(len)?.checked_add(self.page));
-        let Some(end) = end else {
+        let len = round_up(len, self.page);
+        let end = len.and_then(|len| start.checked_add(len)?.checked_add(self.page));
+        let (Some(len), Some(end)) = (len, end) else {
             return;
         };
         if self.open.start <= start && end <= self.open.end {
             // What is closed ends where this stretch began, so that the next one is taken behind it.
-            let rest = end..self.open.end;
-            self.open.end = start;
-            self.close(0);
-            self.open = rest;
-        } else {
-            let run = self.used.range(..=start).next_back();
-            let Some((&from, &to)) = run.filter(|&(_, &to)| end <= to) else {
-                return;
-            };
-            if from < start {
-                self.used.insert(from, start);
-            } else {
-                self.used.remove(&from);
+            if self.open.start < start {
+                self.put(self.open.start..start);
             }
-            if end < to {
-                self.used.insert(end, to);
-            }
+            self.open.start = end;
+        } else if !self.split(start, end) {
+            return;
         }
-        self.bytes -= end - start - self.page;
+        self.bytes -= len;
+    }
+
+    /// Takes a stretch out of a run that is not the open one. False when there is no such run.
+    #[inline(never)]
+    fn split(&mut self, start: u64, end: u64) -> bool {
+        let run = self.used.range(..=start).next_back();
+        let Some((&from, &to)) = run.filter(|&(_, &to)| end <= to) else {
+            return false;
+        };
+        if from < start {
+            self.used.insert(from, start);
+        } else {
+            self.used.remove(&from);
+        }
+        if end < to {
+            self.used.insert(end, to);
+        }
+        true
     }
 
     /// The first start at or after `from` where `span` bytes are free.
@@ -192,12 +216,12 @@ impl IovaAllocator {
     ) -> Option<u64> {
         let skip = ranges.partition_point(|range| *range.end() < from);
         ranges.get(skip..)?.iter().find_map(|range| {
-            let mut at = (*range.start()).max(from).checked_next_multiple_of(align)?;
+            let mut at = round_up((*range.start()).max(from), align)?;
             // Whoever began before `at` may reach into it.
             if let Some((_, &end)) = self.used.range(..at).next_back()
                 && end > at
             {
-                at = end.checked_next_multiple_of(align)?;
+                at = round_up(end, align)?;
             }
             if at > *range.end() {
                 return None;
@@ -207,12 +231,17 @@ impl IovaAllocator {
                     break;
                 }
                 if end > at {
-                    at = end.checked_next_multiple_of(align)?;
+                    at = round_up(end, align)?;
                 }
             }
             (at.checked_add(span - 1)? <= *range.end()).then_some(at)
         })
     }
+}
+
+/// Up to the next multiple of `to`, a power of two.
+fn round_up(value: u64, to: u64) -> Option<u64> {
+    Some(value.checked_add(to - 1)? & !(to - 1))
 }
 
 /// The first `bytes` of `ranges`.

@@ -28,6 +28,16 @@ pub struct ObjectId {
     pub kind: &'static str,
 }
 
+impl ObjectId {
+    /// Whether both name the same object: its number tells it, whatever the kind is called.
+    #[inline]
+    fn is(&self, other: &Self) -> bool {
+        self.serial == other.serial
+            && self.generation == other.generation
+            && self.device == other.device
+    }
+}
+
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.serial)
@@ -154,12 +164,13 @@ impl ReleaseProof {
 
     /// Whether the memory of `object` that is mapped at `iova` may be released on it.
     #[must_use]
+    #[inline]
     pub fn covers(&self, object: ObjectId, iova: Iova) -> bool {
         match &self.scope {
             Scope::Object {
                 object: covered,
                 iova: only,
-            } => *covered == object && only.is_none_or(|only| only == iova),
+            } => covered.is(&object) && only.is_none_or(|only| only == iova),
             Scope::Life {
                 device,
                 generation,

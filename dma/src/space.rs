@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use failstop_pci::clock::Clock;
 use failstop_pci::memlock::MemlockError;
@@ -16,7 +16,7 @@ use failstop_pci::transport::{Kind, MapError, Transport};
 use thiserror::Error;
 
 use crate::iova::{IovaAllocator, NoSpace};
-use crate::ledger::{Freed, Ledger, Refused};
+use crate::ledger::{Key, Ledger, NotEntered, Refused};
 use crate::memory::{HUGE, Memory, MemoryError, Pages, page_size};
 use crate::proof::ObjectId;
 
@@ -104,9 +104,7 @@ pub enum SpaceError {
 /// What one device can reach, and the accounts of it.
 pub struct AddressSpace {
     transport: Arc<dyn Transport>,
-    clock: Arc<dyn Clock>,
     ledger: Ledger,
-    iovas: Mutex<IovaAllocator>,
     page: u64,
     budget: LockBudget,
 }
@@ -131,14 +129,19 @@ impl AddressSpace {
             })?;
         // One mapping is whole pages of both sides, and nothing else lives in them [R2].
         let page = limits.page_size.max(page_size() as u64);
-        let iovas = Mutex::new(IovaAllocator::new(&limits.ranges, mask, page));
+        let iovas = IovaAllocator::new(&limits.ranges, mask, page);
+        // The kernel locks what is mapped; a server does not.
+        let kernel = transport.kind() != Kind::VfioUser;
+        let budget = if kernel {
+            LockBudget::read()
+        } else {
+            LockBudget::unlimited()
+        };
         Ok(Arc::new(Self {
             transport,
-            clock,
-            ledger: Ledger::default(),
-            iovas,
+            ledger: Ledger::new(iovas, clock),
             page,
-            budget: LockBudget::read(),
+            budget,
         }))
     }
 
@@ -159,13 +162,10 @@ impl AddressSpace {
         let whole = len
             .checked_next_multiple_of(self.page as usize)
             .unwrap_or(usize::MAX);
-        let kernel = self.transport.kind() != Kind::VfioUser;
-        if kernel {
-            self.check_memlock(owner, whole)?;
-        }
+        self.check_memlock(owner, whole)?;
         // A peer could punch holes into large pages that it was given, for which the pool then has
         // no replacement: an access of ours would be a SIGBUS.
-        let memory = if kernel {
+        let memory = if self.transport.kind() != Kind::VfioUser {
             Memory::new(whole)
         } else {
             Memory::of_base_pages(whole)
@@ -192,83 +192,93 @@ impl AddressSpace {
         owner: ObjectId,
         memory: Arc<Memory>,
     ) -> Result<Mapping, SpaceError> {
-        if self.transport.kind() != Kind::VfioUser {
-            self.check_memlock(owner, memory.len())?;
-        }
+        self.check_memlock(owner, memory.len())?;
         self.place(owner, memory)
     }
 
     /// Whether so many more bytes may be locked: asked before anything is mapped (C21).
+    #[inline]
     fn check_memlock(&self, object: ObjectId, len: usize) -> Result<(), SpaceError> {
-        self.budget
-            .take(len as u64)
-            .map_err(|source| SpaceError::Memlock {
-                device: self.transport.name().to_owned(),
-                object,
-                source,
-            })
+        let taken = self.budget.take(len as u64);
+        taken.map_err(|source| self.not_lockable(object, source))
     }
 
+    #[cold]
+    fn not_lockable(&self, object: ObjectId, source: MemlockError) -> SpaceError {
+        SpaceError::Memlock {
+            device: self.transport.name().to_owned(),
+            object,
+            source,
+        }
+    }
+
+    // Two callers, of which one is measured: see tests/bench.
+    #[inline(always)]
     fn place(
         self: &Arc<Self>,
         owner: ObjectId,
         memory: Arc<Memory>,
     ) -> Result<Mapping, SpaceError> {
-        let device = || self.transport.name().to_owned();
-        let refused = |source| SpaceError::Refused {
-            device: device(),
-            object: owner,
-            source,
-        };
         let align = if memory.pages() == Pages::Huge {
             HUGE as u64
         } else {
             self.page
         };
-        let len = memory.len() as u64;
-        let iova = self
-            .iovas()
-            .take(len, align)
-            .map_err(|source| SpaceError::Iova {
-                device: device(),
-                object: owner,
-                source,
-            })?;
-        let began = self.clock.coarse();
         let key = self
             .ledger
-            .enter(iova, owner, memory.clone(), began)
-            .inspect_err(|_| self.iovas().give_back(iova, len))
-            .map_err(refused)?;
+            .enter(&owner, &memory, align)
+            .map_err(|error| self.not_entered(owner, *error))?;
         // SAFETY: the ledger's entry holds the memory; it is struck out only after an exact unmap or
         // a proof that the function stopped, and when the ledger goes first, it leaks it.
         let for_device = unsafe { memory.for_device() };
-        if let Err(source) = self.transport.dma_map(iova, for_device) {
-            if matches!(source, MapError::Unanswered { .. }) {
-                self.ledger.perhaps_mapped(key, self.clock.coarse());
-            } else {
-                self.ledger.not_mapped(key);
-                self.iovas().give_back(iova, len);
-            }
-            return Err(SpaceError::Map {
-                object: owner,
-                source,
-            });
+        if let Err(source) = self.transport.dma_map(key.iova, for_device) {
+            return Err(self.not_mapped(&key, owner, source));
         }
-        if !self.ledger.mapped(key) {
-            // The device was broken while the call was under way: undo it ourselves (C34).
-            let outcome = self.transport.dma_unmap(iova, len);
-            let now = self.clock.coarse();
-            match self.ledger.late_unmap_returned(key, outcome, now) {
-                Some(freed) => self.recycle(freed),
-                None => log::error!(
-                    "{}: {owner}: a map in flight at a break could not be undone ({outcome:?}): quarantined",
-                    self.transport.name()
-                ),
-            }
-            return Err(refused(Refused::Closed));
+        if !self.ledger.mapped(&key) {
+            return Err(self.mapped_late(&key, owner, memory.len() as u64));
         }
         Ok(Mapping::new(self.clone(), key, owner, memory))
+    }
+
+    #[cold]
+    fn not_entered(&self, object: ObjectId, error: NotEntered) -> SpaceError {
+        let device = self.transport.name().to_owned();
+        match error {
+            NotEntered::NoSpace(source) => SpaceError::Iova {
+                device,
+                object,
+                source,
+            },
+            NotEntered::Refused(source) => SpaceError::Refused {
+                device,
+                object,
+                source,
+            },
+        }
+    }
+
+    #[cold]
+    fn not_mapped(&self, key: &Key, object: ObjectId, source: MapError) -> SpaceError {
+        if matches!(source, MapError::Unanswered { .. }) {
+            self.ledger.perhaps_mapped(key);
+        } else {
+            self.ledger.not_mapped(key);
+        }
+        SpaceError::Map { object, source }
+    }
+
+    /// The device was broken while the call was under way: undo it ourselves (C34).
+    #[cold]
+    fn mapped_late(&self, key: &Key, owner: ObjectId, len: u64) -> SpaceError {
+        let outcome = self.transport.dma_unmap(key.iova, len);
+        let freed = self.ledger.late_unmap_returned(key, outcome);
+        if freed.is_none() {
+            log::error!(
+                "{}: {owner}: a map in flight at a break could not be undone ({outcome:?}): quarantined",
+                self.transport.name()
+            );
+        }
+        self.not_entered(owner, NotEntered::Refused(Refused::Closed))
     }
 
     pub(crate) fn not_carried(&self, object: ObjectId, why: &'static str) -> SpaceError {
@@ -277,18 +287,6 @@ impl AddressSpace {
             object,
             why,
         }
-    }
-
-    fn iovas(&self) -> MutexGuard<'_, IovaAllocator> {
-        self.iovas.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives back what left the ledger. The memory is freed here, unless others hold it.
-    fn recycle(&self, freed: Freed) {
-        if let Some(iova) = freed.reusable {
-            self.iovas().give_back(iova, freed.memory.len() as u64);
-        }
-        drop(freed.memory);
     }
 }
 

@@ -4,16 +4,19 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use nix::time::ClockId;
+/// A reading of something that grows steadily, in a unit that nobody knows: it becomes a time between
+/// two moments at which both were read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Ticks(pub u64);
 
 /// What a wait needs of time.
 pub trait Clock: Send + Sync + fmt::Debug {
     /// Time since some fixed moment.
     fn now(&self) -> Duration;
-    /// The same time, cheaper and a few milliseconds late at most: for accounts of how long
-    /// something has been as it is, not for deadlines.
-    fn coarse(&self) -> Duration {
-        self.now()
+    /// The same moment, at next to no cost: for accounts of when something was, which are seldom
+    /// read, not for deadlines.
+    fn ticks(&self) -> Ticks {
+        Ticks(u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX))
     }
     /// Lets `time` pass.
     fn sleep(&self, time: Duration);
@@ -23,17 +26,12 @@ pub trait Clock: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct SystemClock {
     start: Instant,
-    /// The same moment as `CLOCK_MONOTONIC` gives it, which [`Instant`] does not tell.
-    since_boot: Duration,
 }
 
 impl Default for SystemClock {
     fn default() -> Self {
         Self {
             start: Instant::now(),
-            since_boot: ClockId::CLOCK_MONOTONIC
-                .now()
-                .map_or(Duration::ZERO, Duration::from),
         }
     }
 }
@@ -43,13 +41,13 @@ impl Clock for SystemClock {
         self.start.elapsed()
     }
 
-    /// `CLOCK_MONOTONIC_COARSE`: as of the last tick, without a reading of the clock's hardware,
-    /// which may be a system call.
-    fn coarse(&self) -> Duration {
-        ClockId::CLOCK_MONOTONIC_COARSE.now().map_or_else(
-            |_| self.now(),
-            |now| Duration::from(now).saturating_sub(self.since_boot),
-        )
+    /// The time-stamp counter (Intel SDM volume 3, "Time-Stamp Counter"). A processor without an
+    /// invariant one, or a suspended machine, makes times of it that are not exact.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "reads a counter of the processor")]
+    fn ticks(&self) -> Ticks {
+        // SAFETY: every x86-64 processor has this instruction, and Linux lets programs use it.
+        Ticks(unsafe { std::arch::x86_64::_rdtsc() })
     }
 
     fn sleep(&self, time: Duration) {
@@ -76,23 +74,5 @@ impl Clock for ManualClock {
             .now
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner) += time;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn coarse_time_is_never_ahead_and_catches_up() {
-        let clock = SystemClock::default();
-        let mark = clock.now();
-        let caught_up = (0..1000).any(|_| {
-            let coarse = clock.coarse();
-            assert!(coarse <= clock.now());
-            clock.sleep(Duration::from_millis(1));
-            coarse > mark
-        });
-        assert!(caught_up, "{:?} at {:?}", clock.coarse(), clock.now());
     }
 }

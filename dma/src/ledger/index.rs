@@ -22,33 +22,61 @@ impl Index {
         self.gap.start <= range.start && range.end <= self.gap.end
     }
 
-    /// The entry that may overlap the range: of those that begin before it ends, the last one. None
-    /// when there is no such entry, or it is known to end before the range.
-    pub(super) fn before(&mut self, range: &Range<u64>) -> Option<(u64, usize)> {
-        if self.in_gap(range) {
-            return None;
-        }
-        let before = self.by_address().range(..range.end).next_back();
-        before.map(|(&at, &slot)| (at, slot))
-    }
-
-    /// Adds an entry whose range nothing else overlaps.
-    pub(super) fn insert(&mut self, range: &Range<u64>, slot: usize) {
+    /// Adds an entry, or returns where the one begins that it overlaps, with its slot. `end` says
+    /// where an entry ends.
+    #[inline]
+    pub(super) fn insert(
+        &mut self,
+        range: &Range<u64>,
+        slot: usize,
+        end: impl FnOnce(u64, usize) -> u64,
+    ) -> Result<(), (u64, usize)> {
         if !self.in_gap(range) {
-            let after = self.by_address().range(range.end..).next();
-            self.gap.end = after.map_or(u64::MAX, |(&after, _)| after);
+            self.find_gap(range, end)?;
         }
         self.gap.start = range.end;
         if let Some((at, slot)) = self.newest.replace((range.start, slot)) {
-            self.tree.insert(at, slot);
+            self.insert_older(at, slot);
         }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn insert_older(&mut self, at: u64, slot: usize) {
+        self.tree.insert(at, slot);
+    }
+
+    /// Looks for the gap that the range is in.
+    #[inline(never)]
+    fn find_gap(
+        &mut self,
+        range: &Range<u64>,
+        end: impl FnOnce(u64, usize) -> u64,
+    ) -> Result<(), (u64, usize)> {
+        let tree = self.by_address();
+        // Of those that begin before the range ends, only the last one may reach into it.
+        if let Some((&at, &slot)) = tree.range(..range.end).next_back()
+            && end(at, slot) > range.start
+        {
+            return Err((at, slot));
+        }
+        let after = tree.range(range.end..).next();
+        self.gap.end = after.map_or(u64::MAX, |(&after, _)| after);
+        Ok(())
     }
 
     /// Takes out the entry that begins there.
+    #[inline]
     pub(super) fn remove(&mut self, at: u64) {
-        if self.newest.take_if(|(newest, _)| *newest == at).is_none() {
-            self.tree.remove(&at);
+        match self.newest {
+            Some((newest, _)) if newest == at => self.newest = None,
+            _ => self.remove_older(at),
         }
+    }
+
+    #[inline(never)]
+    fn remove_older(&mut self, at: u64) {
+        self.tree.remove(&at);
     }
 
     /// All of them, in order.
@@ -73,22 +101,20 @@ mod tests {
             steps in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..5), 1..200),
         ) {
             let mut index = Index::default();
-            let mut entered = BTreeMap::new();
+            let mut entered: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
             for (slot, (enter, at, len)) in steps.into_iter().enumerate() {
                 let range = at..at + len;
-                let free = |(&start, &(end, _)): (&u64, &(u64, usize))| end <= at || range.end <= start;
                 if !enter {
                     if entered.remove(&at).is_some() {
                         index.remove(at);
                     }
-                } else if entered.iter().all(free) {
-                    let before = index.before(&range);
-                    prop_assert!(before.is_none_or(|(start, _)| entered[&start].0 <= at));
-                    index.insert(&range, slot);
+                    continue;
+                }
+                let overlapped = entered.iter().rev().find(|(start, (end, _))| **start < range.end && at < *end);
+                let expected = overlapped.map_or(Ok(()), |(&start, &(_, slot))| Err((start, slot)));
+                prop_assert_eq!(index.insert(&range, slot, |start, _| entered[&start].0), expected);
+                if expected.is_ok() {
                     entered.insert(at, (range.end, slot));
-                } else {
-                    let before = index.before(&range);
-                    prop_assert!(before.is_some_and(|(start, _)| entered[&start].0 > at));
                 }
             }
             let expected: Vec<_> = entered.iter().map(|(&at, &(_, slot))| (at, slot)).collect();

@@ -2,13 +2,16 @@
 
 use std::mem;
 use std::ops::Bound;
-use std::sync::PoisonError;
+use std::sync::Arc;
 use std::time::Duration;
 
 use failstop_pci::id::Generation;
 use failstop_pci::transport::{Iova, Unmapped};
 
-use super::{Entry, Freed, Inner, Key, Ledger, Line, Reach, State, Why, key};
+use super::Ledger;
+use super::accounts::{Accounts, Kept};
+use super::entry::{Entry, Key, Line, Reach, State, Why};
+use crate::memory::Memory;
 use crate::proof::Ground;
 
 /// What is unmapped, and what is not.
@@ -25,10 +28,8 @@ pub(crate) struct Sums {
 #[must_use]
 #[derive(Default)]
 pub(crate) struct Settlement {
-    pub(crate) freed: Vec<Freed>,
+    pub(crate) freed: Vec<Arc<Memory>>,
     pub(crate) released_bytes: u64,
-    /// Addresses that were released before, and may be handed out again now, with their bytes.
-    pub(crate) reusable: Vec<(Iova, u64)>,
     pub(crate) kept: Vec<Line>,
     pub(crate) covered: Option<Covered>,
 }
@@ -41,7 +42,7 @@ pub(crate) struct Covered {
     pub(crate) except: Box<[Iova]>,
 }
 
-impl Inner {
+impl Accounts {
     fn is_stopped(&self, life: Generation) -> bool {
         self.stopped.is_some_and(|stopped| life <= stopped)
     }
@@ -62,6 +63,16 @@ impl Inner {
         }
     }
 
+    /// Hands addresses out again that were kept until the function forgot them.
+    fn give_back_forgotten(&mut self) {
+        let kept = mem::take(&mut self.kept).into_iter();
+        let (forgotten, kept): (Vec<_>, _) = kept.partition(|kept| self.is_forgotten(kept.life));
+        self.kept = kept;
+        for Kept { iova, len, .. } in forgotten {
+            self.iovas.give_back(iova, len);
+        }
+    }
+
     /// What an entry that does not go is from now on, and why.
     fn rest(entry: &Entry) -> (State, Why) {
         match (entry.state, entry.reach) {
@@ -79,33 +90,34 @@ impl Inner {
 impl Ledger {
     /// No new entry is taken from now on (R2). Closing twice is closing once.
     pub(crate) fn close(&self) {
-        let mut inner = self.inner();
-        if !inner.closed {
-            inner.closed = true;
-            inner.epoch += 1;
-            inner.closed_at = inner.next_serial;
-            (inner.enforced, inner.detached) = (false, false);
+        let mut accounts = self.accounts();
+        if !accounts.closed {
+            accounts.closed = true;
+            accounts.epoch += 1;
+            accounts.closed_at = accounts.next_serial;
+            (accounts.enforced, accounts.detached) = (false, false);
         }
     }
 
     /// The function was taken out of the address space. False while the ledger is open.
     pub(crate) fn detached(&self) -> bool {
-        let mut inner = self.inner();
-        inner.detached |= inner.closed;
-        inner.closed
+        let mut accounts = self.accounts();
+        accounts.detached |= accounts.closed;
+        accounts.closed
     }
 
     /// Entries of a new life are taken. What is left of the old ones is quarantined.
-    pub(crate) fn reopen(&self, now: Duration) {
-        let mut inner = self.inner();
-        if inner.closed {
-            (inner.closed, inner.detached) = (false, false);
-            inner.epoch += 1;
-            let left: Vec<_> = inner.all().map(|(key, _)| key).collect();
+    pub(crate) fn reopen(&self) {
+        let now = self.times.stamp();
+        let mut accounts = self.accounts();
+        if accounts.closed {
+            (accounts.closed, accounts.detached) = (false, false);
+            accounts.epoch += 1;
+            let left: Vec<_> = accounts.all().map(|(key, _)| key).collect();
             for key in left {
-                if let Some(entry) = inner.entry(key) {
-                    let (state, why) = Inner::rest(entry);
-                    inner.set(key, state, Some(why), now);
+                if let Some(entry) = accounts.entry(&key) {
+                    let (state, why) = Accounts::rest(entry);
+                    accounts.set(&key, state, Some(why), now);
                 }
             }
         }
@@ -113,16 +125,16 @@ impl Ledger {
 
     /// The name of this closing; none while the ledger is open.
     pub(crate) fn closing(&self) -> Option<u64> {
-        let inner = self.inner();
-        inner.closed.then_some(inner.epoch)
+        let accounts = self.accounts();
+        accounts.closed.then_some(accounts.epoch)
     }
 
     /// A new attempt at unmapping: what failed before is tried again. `enforced`: unmaps count by
     /// themselves.
     pub(crate) fn begin_sweep(&self, enforced: bool) {
-        let mut inner = self.inner();
-        inner.enforced |= enforced;
-        for entry in inner.entries.iter_mut().map(|(_, entry)| entry) {
+        let mut accounts = self.accounts();
+        accounts.enforced |= enforced;
+        for entry in accounts.entries.iter_mut() {
             if entry.reach == Reach::Unsure {
                 entry.reach = Reach::Mapped;
             }
@@ -131,26 +143,22 @@ impl Ledger {
 
     /// The next entry, beyond the one at `after`, that is to be unmapped: the caller makes the call,
     /// then says [`Ledger::swept`]. None when there is no more, or the closing is over.
-    pub(crate) fn claim(
-        &self,
-        closing: u64,
-        after: Option<Iova>,
-        now: Duration,
-    ) -> Option<(Key, u64)> {
-        let mut inner = self.inner();
-        if !inner.closed || inner.epoch != closing {
+    pub(crate) fn claim(&self, closing: u64, after: Option<Iova>) -> Option<(Key, u64)> {
+        let now = self.times.stamp();
+        let mut accounts = self.accounts();
+        if !accounts.closed || accounts.epoch != closing {
             return None;
         }
         let from = after.map_or(Bound::Unbounded, |iova| Bound::Excluded(iova.0));
-        let Inner { entries, index, .. } = &mut *inner;
+        let Accounts { entries, index, .. } = &mut *accounts;
         let mut beyond = index.by_address().range((from, Bound::Unbounded));
         let mapped = beyond.find_map(|(&iova, &slot)| {
             let entry = entries.get(slot)?;
-            (entry.reach == Reach::Mapped).then(|| (key(iova, slot, entry), entry.len))
+            (entry.reach == Reach::Mapped).then(|| (Key::of(entry, iova, slot), entry.len))
         });
         let (key, len) = mapped?;
-        inner.entry(key)?.reach = Reach::Calling;
-        inner.set(key, State::Revoking, None, now);
+        accounts.entry(&key)?.reach = Reach::Calling;
+        accounts.set(&key, State::Revoking, None, now);
         Some((key, len))
     }
 
@@ -158,49 +166,43 @@ impl Ledger {
     /// done meanwhile, or its owner has let go, it goes at once if it may.
     pub(crate) fn swept(
         &self,
-        key: Key,
+        key: &Key,
         outcome: Unmapped,
         enforced: bool,
-        now: Duration,
-    ) -> Option<Freed> {
-        let mut inner = self.inner();
-        self.came_back(&inner);
-        let entry = inner.entry(key)?;
-        entry.reach = Reach::after(outcome, enforced);
-        let (state, let_go, life) = (entry.state, entry.let_go, entry.owner.generation);
-        let settled = state == State::Quarantined;
-        let may_go = inner
-            .entries
-            .get(key.slot)
-            .is_some_and(|entry| inner.may_go(entry));
-        if may_go && (settled || let_go) {
-            let reusable = inner.is_forgotten(life);
-            return inner.release(key, reusable);
-        }
-        let reason = (settled || outcome != Unmapped::Exact).then_some(Why::of(outcome));
-        inner.set(key, state, reason, now);
-        None
+    ) -> Option<Arc<Memory>> {
+        let now = self.times.stamp();
+        self.came_back(|accounts| {
+            let entry = accounts.entry(key)?;
+            entry.reach = Reach::after(outcome, enforced);
+            let (state, let_go, life) = (entry.state, entry.let_go, entry.owner.generation);
+            let settled = state == State::Quarantined;
+            let entry = accounts.entries.get(key.slot)?;
+            if accounts.may_go(entry) && (settled || let_go) {
+                let reusable = accounts.is_forgotten(life);
+                return accounts.release(key, reusable);
+            }
+            let reason = (settled || outcome != Unmapped::Exact).then_some(Why::of(outcome));
+            accounts.set(key, state, reason, now);
+            None
+        })
     }
 
     /// Waits until a call comes back, `time` of the machine's at most. False when there is nothing
     /// to wait for: no call is under way, and nothing is left to be unmapped.
     pub(crate) fn wait(&self, closing: u64, time: Duration) -> bool {
-        let mut inner = self.inner();
+        let mut accounts = self.accounts();
         let pending = |entry: &Entry| matches!(entry.reach, Reach::Calling | Reach::Mapped);
-        if inner.epoch != closing || !inner.entries.iter().any(|(_, entry)| pending(entry)) {
+        if accounts.epoch != closing || !accounts.entries.iter().any(pending) {
             return false;
         }
-        inner.waiting += 1;
-        let waited = self.returned.wait_timeout(inner, time);
-        let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        inner.waiting -= 1;
+        self.returned.wait_for(&mut accounts, time);
         true
     }
 
     /// What came of unmapping so far.
     pub(crate) fn sums(&self) -> Sums {
         let mut sums = Sums::default();
-        for (_, entry) in &self.inner().entries {
+        for entry in self.accounts().entries.iter() {
             *match entry.reach {
                 Reach::Unmapped | Reach::Revoked => &mut sums.unmapped,
                 Reach::Absent => &mut sums.absent,
@@ -217,64 +219,58 @@ impl Ledger {
     ///
     /// On an open ledger a stop says nothing, only what is in quarantine is looked at, and no life is
     /// covered.
-    pub(crate) fn settle(
-        &self,
-        stopped: Option<Generation>,
-        ground: bool,
-        now: Duration,
-    ) -> Settlement {
-        let mut inner = self.inner();
+    pub(crate) fn settle(&self, stopped: Option<Generation>, ground: bool) -> Settlement {
+        let (now, scale) = (self.times.stamp(), self.times.scale());
+        let mut accounts = self.accounts();
         // While it is open, a life may go on after the stop.
-        let stopped = stopped.filter(|_| inner.closed);
-        inner.forgotten = inner.forgotten.max(stopped);
+        let stopped = stopped.filter(|_| accounts.closed);
+        accounts.forgotten = accounts.forgotten.max(stopped);
         // The stop says nothing of what would be entered after it.
-        inner.over = inner.over.max(stopped);
+        accounts.over = accounts.over.max(stopped);
         if ground {
-            inner.stopped = inner.stopped.max(stopped);
+            accounts.stopped = accounts.stopped.max(stopped);
         }
         let mut settlement = Settlement::default();
-        let closed = inner.closed;
-        let concerned: Vec<_> = inner
+        let closed = accounts.closed;
+        let concerned: Vec<_> = accounts
             .all()
             .filter(|(_, entry)| closed || entry.state == State::Quarantined)
             .map(|(key, _)| key)
             .collect();
         for key in concerned {
-            let Some(entry) = inner.entries.get(key.slot) else {
+            let Some(entry) = accounts.entries.get(key.slot) else {
                 continue;
             };
-            let (may_go, (state, why)) = (inner.may_go(entry), Inner::rest(entry));
+            let (may_go, (state, why)) = (accounts.may_go(entry), Accounts::rest(entry));
             if may_go {
-                let Some(entry) = inner.entry(key) else {
+                let Some(entry) = accounts.entry(&key) else {
                     continue;
                 };
                 let (len, life) = (entry.len, entry.owner.generation);
-                let reusable = inner.is_forgotten(life);
+                let reusable = accounts.is_forgotten(life);
                 settlement.released_bytes += len;
-                settlement.freed.extend(inner.release(key, reusable));
+                settlement.freed.extend(accounts.release(&key, reusable));
             } else {
-                inner.set(key, state, Some(why), now);
-                let line = inner.entry(key).map(|entry| entry.line(key.iova.0));
+                accounts.set(&key, state, Some(why), now);
+                let line = accounts
+                    .entry(&key)
+                    .map(|entry| entry.line(key.iova, &scale));
                 settlement.kept.extend(line);
             }
         }
-        let (reusable, kept): (Vec<_>, _) = mem::take(&mut inner.kept)
-            .into_iter()
-            .partition(|kept| inner.is_forgotten(kept.life));
-        inner.kept = kept;
-        settlement.reusable = reusable.iter().map(|kept| (kept.iova, kept.len)).collect();
-        settlement.covered = inner.cover();
+        accounts.give_back_forgotten();
+        settlement.covered = accounts.cover();
         settlement
     }
 
     /// The function is proven stopped: nothing can be entered for this life and older ones any more.
     pub(crate) fn end(&self, life: Generation) {
-        let mut inner = self.inner();
-        inner.over = inner.over.max(Some(life));
+        let mut accounts = self.accounts();
+        accounts.over = accounts.over.max(Some(life));
     }
 }
 
-impl Inner {
+impl Accounts {
     /// What can be said of every life so far: whatever is not entered any more was released on a
     /// ground of its own, so that only what is entered is left out.
     fn cover(&mut self) -> Option<Covered> {

@@ -1,8 +1,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
+use failstop_pci::clock::{ManualClock, Ticks};
 use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::transport::Iova;
 
@@ -10,6 +10,10 @@ use super::*;
 use crate::iova::IovaAllocator;
 
 const PAGE: u64 = 4096;
+
+fn iovas() -> IovaAllocator {
+    IovaAllocator::new(&[0..=0x7f_ffff_ffff], u64::MAX, PAGE)
+}
 
 fn owner(generation: Generation) -> ObjectId {
     ObjectId {
@@ -22,10 +26,10 @@ fn owner(generation: Generation) -> ObjectId {
 
 #[test]
 fn c24_an_overlap_is_refused_with_the_name_of_what_is_there() {
-    let ledger = Ledger::default();
+    let mut accounts = Accounts::new(iovas());
     let memory = Arc::new(Memory::new(2 * PAGE as usize).unwrap());
     let owner = owner(Generation::FIRST);
-    let enter = |iova| ledger.enter(Iova(iova), owner, memory.clone(), Duration::ZERO);
+    let mut enter = |iova| accounts.enter(Iova(iova), &owner, &memory, Ticks(0));
     enter(16 * PAGE).unwrap();
     for overlap in [15 * PAGE, 16 * PAGE, 17 * PAGE] {
         let refused = enter(overlap).err().unwrap().to_string();
@@ -36,7 +40,7 @@ fn c24_an_overlap_is_refused_with_the_name_of_what_is_there() {
     }
     enter(14 * PAGE).unwrap();
     enter(18 * PAGE).unwrap();
-    assert_eq!(ledger.totals().live_mappings, 3);
+    assert_eq!(accounts.totals().live_mappings, 3);
 }
 
 /// Counts what the thread that asks has allocated, in bytes, with what the C library's allocator
@@ -77,15 +81,12 @@ fn bytes_per_mapping(gap: u64) -> isize {
     let memory = Arc::new(Memory::new(PAGE as usize).unwrap());
     let owner = owner(Generation::FIRST);
     let before = BYTES.get();
-    let ledger = Ledger::default();
-    let mut iovas = IovaAllocator::new(&[0..=0x7f_ffff_ffff], u64::MAX, PAGE);
+    let ledger = Ledger::new(iovas(), Arc::new(ManualClock::default()));
     for _ in 0..MAPPINGS {
-        let iova = iovas.take(PAGE, 1).unwrap();
-        let key = ledger
-            .enter(iova, owner, memory.clone(), Duration::ZERO)
-            .unwrap();
-        assert!(ledger.mapped(key));
+        let key = ledger.enter(&owner, &memory, 1).unwrap();
+        assert!(ledger.mapped(&key));
         if gap > 0 {
+            let iovas = &mut ledger.accounts().iovas;
             let hole = iovas.take(gap, 1).unwrap();
             iovas.give_back(hole, gap);
         }

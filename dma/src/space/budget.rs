@@ -17,6 +17,11 @@ pub(super) struct LockBudget {
 }
 
 impl LockBudget {
+    /// Nothing that is mapped is locked.
+    pub(super) fn unlimited() -> Self {
+        Self { left: None }
+    }
+
     /// Of this process, as it is now: one that is exempt from the limit is not asked again.
     pub(super) fn read() -> Self {
         Self::of(Memlock::read())
@@ -40,10 +45,12 @@ impl LockBudget {
     /// # Errors
     ///
     /// [`MemlockError`], with the numbers as they are now.
+    #[inline]
     pub(super) fn take(&self, len: u64) -> Result<(), MemlockError> {
         self.take_or(len, Memlock::read)
     }
 
+    #[inline]
     fn take_or(
         &self,
         len: u64,
@@ -58,15 +65,24 @@ impl LockBudget {
         if within.is_ok() {
             return Ok(());
         }
-        match read() {
-            Ok(memlock) => {
-                memlock.check(len)?;
-                left.store(share(&memlock, len), Ordering::Relaxed);
-            }
-            Err(error) => log::debug!("the locked-memory limit is not known: {error}"),
-        }
-        Ok(())
+        look_again(left, len, read())
     }
+}
+
+#[cold]
+fn look_again(
+    left: &AtomicU64,
+    len: u64,
+    memlock: io::Result<Memlock>,
+) -> Result<(), MemlockError> {
+    match memlock {
+        Ok(memlock) => {
+            memlock.check(len)?;
+            left.store(share(&memlock, len), Ordering::Relaxed);
+        }
+        Err(error) => log::debug!("the locked-memory limit is not known: {error}"),
+    }
+    Ok(())
 }
 
 /// What may be locked on the strength of one reading, once `len` bytes more are.

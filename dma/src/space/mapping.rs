@@ -104,7 +104,7 @@ impl Mapping {
     /// stays for as long as this handle and others hold it.
     #[must_use]
     pub fn is_shell(&self) -> bool {
-        !self.space.ledger.lists(self.key)
+        !self.space.ledger.lists(&self.key)
     }
 
     /// Takes the memory out of the device's reach and, unless others still hold it, frees it.
@@ -119,62 +119,68 @@ impl Mapping {
         if !proof.covers(self.owner, self.iova()) && !self.is_shell() {
             return Err(NotReleased::Scope(self));
         }
-        let (key, object, iova) = (self.key, self.owner, self.iova());
         let len = self.memory.len() as u64;
-        let failed = |outcome| NotReleased::Unmap {
-            object,
-            iova,
-            len,
-            outcome,
-        };
         self.entered = false;
         let space = &self.space;
-        let began = space.clock.coarse();
-        match space.ledger.let_go(key, len, began) {
-            LetGo::Struck | LetGo::Left => return Ok(()),
-            LetGo::Freed(freed) => {
-                space.recycle(freed);
-                return Ok(());
-            }
-            LetGo::Absent => return Err(failed(Unmapped::Absent)),
-            LetGo::Unmap => {}
+        let next = space.ledger.let_go(&self.key, len);
+        if !matches!(next, LetGo::Unmap) {
+            return self.let_go_already(next);
         }
-        let outcome = space.transport.dma_unmap(iova, len);
-        let now = match outcome {
-            // Nothing stays that has been as it is since then.
-            Unmapped::Exact => began,
-            _ => space.clock.coarse(),
-        };
-        match (space.ledger.unmap_returned(key, outcome, now), outcome) {
-            (Some(freed), _) => {
-                space.recycle(freed);
+        let outcome = space.transport.dma_unmap(self.iova(), len);
+        match space.ledger.unmap_returned(&self.key, outcome) {
+            // Unless others hold it, the memory is freed here, where no lock is held.
+            Some(memory) => drop(memory),
+            None => return Err(self.not_unmapped(outcome)),
+        }
+        Ok(())
+    }
+
+    /// There is nothing to unmap, or not for this hand.
+    #[cold]
+    fn let_go_already(self, next: LetGo) -> Result<(), NotReleased> {
+        match next {
+            LetGo::Absent => Err(self.not_unmapped(Unmapped::Absent)),
+            LetGo::Freed(memory) => {
+                drop(memory);
                 Ok(())
             }
-            (None, Unmapped::Busy) => {
-                self.entered = true;
-                Err(NotReleased::Busy(self))
-            }
-            (None, outcome) => Err(failed(outcome)),
+            LetGo::Struck | LetGo::Left | LetGo::Unmap => Ok(()),
         }
     }
-}
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if !self.entered {
-            return;
+    #[cold]
+    fn not_unmapped(mut self, outcome: Unmapped) -> NotReleased {
+        if outcome == Unmapped::Busy {
+            self.entered = true;
+            return NotReleased::Busy(self);
         }
-        let space = &self.space;
+        NotReleased::Unmap {
+            object: self.owner,
+            iova: self.iova(),
+            len: self.memory.len() as u64,
+            outcome,
+        }
+    }
+
+    /// The memory stays where it is.
+    #[cold]
+    fn dropped_without_proof(&self) {
         let len = self.memory.len() as u64;
-        if space
-            .ledger
-            .handle_dropped(self.key, len, space.clock.coarse())
-        {
+        if self.space.ledger.handle_dropped(&self.key, len) {
             log::warn!(
                 "{}: no proof that the device let go; {:?} quarantined",
                 self.owner,
                 self.memory
             );
+        }
+    }
+}
+
+impl Drop for Mapping {
+    #[inline]
+    fn drop(&mut self) {
+        if self.entered {
+            self.dropped_without_proof();
         }
     }
 }

@@ -89,7 +89,7 @@ impl AddressSpace {
     /// A new life begins: mappings are made again, for owners of a generation that no proof of
     /// [`Self::settle`] covers. To be called after that; what was not settled is quarantined.
     pub fn reopen(&self) {
-        self.ledger.reopen(self.clock.coarse());
+        self.ledger.reopen();
     }
 
     /// Unmaps every entry of the ledger, quarantined ones too, and keeps the outcomes. No memory is
@@ -130,7 +130,7 @@ impl AddressSpace {
         swept: &mut Swept,
     ) -> bool {
         let mut after = None;
-        while let Some((key, len)) = self.ledger.claim(closing, after, self.clock.coarse()) {
+        while let Some((key, len)) = self.ledger.claim(closing, after) {
             after = Some(key.iova);
             let outcome = self.transport.dma_unmap(key.iova, len);
             if !matches!(outcome, Unmapped::Exact | Unmapped::Busy) {
@@ -141,14 +141,13 @@ impl AddressSpace {
                     key.iova
                 );
             }
-            let now = self.clock.coarse();
-            if let Some(freed) = self.ledger.swept(key, outcome, enforced, now) {
+            if let Some(memory) = self.ledger.swept(&key, outcome, enforced) {
                 log::info!(
                     "{}: late proof: {len:#x} bytes at IOVA {} are unmapped now and released",
                     self.transport.name(),
                     key.iova
                 );
-                self.recycle(freed);
+                drop(memory);
             }
             if !go_on() {
                 return false;
@@ -215,14 +214,9 @@ impl AddressSpace {
         });
         let ground = stopped.is_some_and(|stopped| self.is_ground(stopped));
         let stopped = stopped.map(FunctionStopped::generation);
-        let settlement = self.ledger.settle(stopped, ground, self.clock.coarse());
-        for (iova, len) in settlement.reusable {
-            self.iovas().give_back(iova, len);
-        }
+        let settlement = self.ledger.settle(stopped, ground);
         let released_mappings = settlement.freed.len() as u64;
-        for freed in settlement.freed {
-            self.recycle(freed);
-        }
+        drop(settlement.freed);
         let proof = settlement
             .covered
             .map(|covered| Arc::new(ReleaseProof::of_life(self.transport.id(), covered)));
