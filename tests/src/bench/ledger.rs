@@ -3,6 +3,7 @@
 //! Counted in instructions, by the processor's time-stamp counter in a guest whose QEMU advances it
 //! by one for each (`-icount shift=0,sleep=off`). The bare calls are those that are made inside ours.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,33 +31,67 @@ const GROWTH: f64 = 4.0;
 /// Of so many entered, one is released: that addresses are used in many runs, not in one.
 const HOLES: usize = 16;
 
+/// Bytes that a mapping may take in the accounts.
+const MEMORY: f64 = 256.0;
+
 /// Maps and releases one page `pairs` times with each number of live mappings, in ascending order.
+/// `allocated` says how many bytes this process has allocated.
 ///
 /// # Errors
 ///
 /// When the device cannot be opened, or something is not mapped or released.
-pub fn run(fixture: &Fixture, mappings: &[usize], pairs: usize) -> Result<Vec<Figure>, Failed> {
-    let transport = Arc::new(Timed::new(fixture.transport()?, instructions));
-    let bench = Bench::new(transport)?;
-    let mut live = Vec::new();
+pub fn run(
+    fixture: &Fixture,
+    mappings: &[usize],
+    pairs: usize,
+    allocated: fn() -> isize,
+) -> Result<Vec<Figure>, Failed> {
+    let bench = Bench::new(fixture.transport()?)?;
+    let most = mappings.iter().copied().max().unwrap_or(0);
+    let mut live = VecDeque::with_capacity(most + 1);
+    let before = allocated();
     let mut figures = Vec::new();
     let mut added = Vec::new();
+    let figure = |what: String, pairs: &Pairs, limit| {
+        let (ours, bare) = (pairs.ours(), pairs.bare());
+        let note = format!(
+            "beside the map and unmap ioctls in it; {:.0} added; medians of {}; {:.0} for counting left out",
+            ours - bare,
+            pairs.0.len(),
+            pairs.counting(),
+        );
+        let figure = Figure::ratio(what, "instructions", ours, bare, LIMIT).note(note);
+        Figure { limit, ..figure }
+    };
+    let mut oldest = Vec::new();
     for &mappings in mappings {
         bench.fill(&mut live, mappings)?;
-        let (ours, bare) = bench.measure(pairs)?;
-        let (ours, bare) = (median(ours), median(bare));
-        added.push(ours - bare);
+        let measured = bench.measure(pairs, Ok)?;
+        added.push(measured.ours() - measured.bare());
         let name = format!("ledger: map and release a page ({mappings} mappings)");
-        figures.push(
-            Figure::ratio(name, "instructions", ours, bare, LIMIT).note(format!(
-                "beside the map and unmap ioctls in it; {:.0} added; medians of {pairs}",
-                ours - bare
-            )),
-        );
+        figures.push(figure(name, &measured, Some(LIMIT)));
+        if mappings > 1 {
+            let measured = bench.measure(pairs, |newest| {
+                live.push_back(newest);
+                live.pop_front().ok_or_else(|| "nothing is live".into())
+            })?;
+            let name = format!("ledger: map a page and release the oldest ({mappings} mappings)");
+            oldest.push(figure(name, &measured, None));
+        }
     }
+    figures.append(&mut oldest);
     if let ([first, .., last], [least, .., most]) = (&added[..], mappings) {
         let name = format!("ledger: what is added at {most} mappings, beside {least}");
         figures.push(Figure::ratio(name, "instructions", *last, *first, GROWTH));
+    }
+    if !live.is_empty() {
+        let bytes = (allocated() - before) as f64 / live.len() as f64;
+        let name = format!("ledger: memory of a mapping ({most} mappings)");
+        let figure = Figure::plain(name, "bytes", bytes);
+        figures.push(Figure {
+            limit: Some(MEMORY),
+            ..figure
+        });
     }
     for mapping in live {
         mapping.release(&bench.proof)?;
@@ -64,8 +99,42 @@ pub fn run(fixture: &Fixture, mappings: &[usize], pairs: usize) -> Result<Vec<Fi
     Ok(figures)
 }
 
+/// What one pair took.
+struct Pair {
+    all: u64,
+    /// Of it, in calls of the transport.
+    calls: u64,
+    /// Of that, in calls of the transport behind.
+    bare: u64,
+}
+
+struct Pairs(Vec<Pair>);
+
+impl Pairs {
+    fn median(&self, of: impl Fn(&Pair) -> u64) -> f64 {
+        median(self.0.iter().map(|pair| of(pair) as f64).collect())
+    }
+
+    /// Without the counting.
+    fn ours(&self) -> f64 {
+        self.median(|pair| pair.all) - self.counting()
+    }
+
+    fn bare(&self) -> f64 {
+        self.median(|pair| pair.bare)
+    }
+
+    /// Calls go through two transports that count. What the second one adds, it adds to the calls of
+    /// the first one; the first one adds as much.
+    fn counting(&self) -> f64 {
+        2.0 * self.median(|pair| pair.calls - pair.bare)
+    }
+}
+
 struct Bench {
     transport: Arc<Timed>,
+    /// The one that it passes calls on to.
+    behind: Arc<Timed>,
     space: Arc<AddressSpace>,
     owner: ObjectId,
     proof: ReleaseProof,
@@ -73,7 +142,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(transport: Arc<Timed>) -> Result<Self, Failed> {
+    fn new(transport: Arc<dyn Transport>) -> Result<Self, Failed> {
+        let behind = Arc::new(Timed::new(transport, instructions));
+        let transport = Arc::new(Timed::new(behind.clone(), instructions));
         let clock = Arc::new(SystemClock::default());
         let config = ConfigSpace::new(&*transport);
         let command = CommandRegister::open(&config)?;
@@ -110,6 +181,7 @@ impl Bench {
         let space = AddressSpace::new(transport.clone(), u64::MAX, clock)?;
         Ok(Self {
             transport,
+            behind,
             space,
             owner,
             proof,
@@ -122,36 +194,44 @@ impl Bench {
     }
 
     /// Maps until so many are live, but the one that is measured.
-    fn fill(&self, live: &mut Vec<Mapping>, mappings: usize) -> Result<(), Failed> {
+    fn fill(&self, live: &mut VecDeque<Mapping>, mappings: usize) -> Result<(), Failed> {
         while live.len() + 1 < mappings {
-            live.push(self.map()?);
+            live.push_back(self.map()?);
             if live.len().is_multiple_of(HOLES) {
                 // Two neighbours, of which the first goes at once.
                 let hole = self.map()?;
-                live.push(self.map()?);
+                live.push_back(self.map()?);
                 hole.release(&self.proof)?;
             }
         }
         Ok(())
     }
 
-    /// What each pair took, and of it the calls of the transport.
-    fn measure(&self, pairs: usize) -> Result<(Vec<f64>, Vec<f64>), Failed> {
-        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+    /// Maps, and releases what `pick` gives for the new mapping.
+    fn measure(
+        &self,
+        pairs: usize,
+        mut pick: impl FnMut(Mapping) -> Result<Mapping, Failed>,
+    ) -> Result<Pairs, Failed> {
+        let mut measured = Vec::with_capacity(pairs);
         for _ in 0..pairs {
             let memory = self.memory.clone();
             self.transport.take();
+            self.behind.take();
             let start = instructions();
             let mapping = self.space.map_again(self.owner, memory)?;
+            let mapping = pick(mapping)?;
             mapping.release(&self.proof)?;
-            let took = instructions() - start;
-            ours.push(took as f64);
-            bare.push(self.transport.take() as f64);
+            measured.push(Pair {
+                all: instructions() - start,
+                calls: self.transport.take(),
+                bare: self.behind.take(),
+            });
         }
-        ensure(bare.iter().all(|&count| count > 0.0), || {
+        ensure(measured.iter().all(|pair| pair.bare > 0), || {
             "the time-stamp counter stands still".into()
         })?;
-        Ok((ours, bare))
+        Ok(Pairs(measured))
     }
 }
 
