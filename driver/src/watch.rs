@@ -149,17 +149,20 @@ impl Watcher {
         let events: Vec<&Event> = watched.iter().map(|&(_, event)| event).collect();
         loop {
             match wait_any(&events, None) {
-                Ok(Some(first)) => match watched[first].0 {
-                    Woken::Bell => return,
-                    Woken::Error => self.error(),
-                    Woken::Request => {
-                        self.events.push(DeviceEvent::RemovalRequested);
-                        if self.removal == Removal::Close {
-                            return self.remove();
+                Ok(woken) => {
+                    for first in woken {
+                        match watched[first].0 {
+                            Woken::Bell => return,
+                            Woken::Error => self.error(),
+                            Woken::Request => {
+                                self.events.push(DeviceEvent::RemovalRequested);
+                                if self.removal == Removal::Close {
+                                    return self.remove();
+                                }
+                            }
                         }
                     }
-                },
-                Ok(None) => {}
+                }
                 Err(error) => {
                     log::error!("errors and requests of a device are not seen any more: {error}");
                     return;

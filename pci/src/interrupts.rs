@@ -1,6 +1,6 @@
 //! Interrupts as eventfds: MSI-X vectors, the error event (AER) and the request event.
 
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,58 +8,106 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use rustix::io::ReadWriteFlags;
 
 use crate::transport::{IrqError, IrqIndex, Transport};
 
 /// One interrupt vector, or anything else that wakes a sleeper.
+///
+/// What this process signals goes through an eventfd that nobody else has. The one that the kernel
+/// or a vfio-user server signals is *shared*: O_NONBLOCK belongs to the open file, not to the
+/// descriptor, so that a server can take it away, empty the counter under a reader and fill it up
+/// under a writer. It is never written to here, and read without relying on that flag.
 #[derive(Debug)]
 pub struct Event {
-    fd: EventFd,
+    own: EventFd,
+    /// What an interrupt is routed to.
+    shared: Option<EventFd>,
 }
 
 impl Event {
-    /// An event that nothing signals yet.
+    /// An event that nothing signals yet, and only this process can.
     ///
     /// # Errors
     ///
     /// When the process has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            fd: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+            own: eventfd()?,
+            shared: None,
         })
     }
 
-    /// Wakes whoever waits, as the device would.
-    pub fn signal(&self) {
-        // A full counter is signalled already.
-        let _ = self.fd.write(1);
+    /// An event that an interrupt can be routed to, too.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptors left.
+    fn routable() -> io::Result<Self> {
+        Ok(Self {
+            own: eventfd()?,
+            shared: Some(eventfd()?),
+        })
     }
 
-    /// Takes what was signalled since the last call.
+    /// Wakes whoever waits, as the device would. Does not block, whatever a server does.
+    pub fn signal(&self) {
+        // A full counter is signalled already.
+        let _ = self.own.write(1);
+    }
+
+    /// Takes what was signalled since the last call. Does not block, whatever a server does.
     #[must_use]
     pub fn take(&self) -> bool {
-        self.fd.read().is_ok()
+        let own = self.own.read().is_ok();
+        self.shared.as_ref().is_some_and(take_now) || own
     }
 
     /// Waits until it is signalled, at most `timeout` (for ever without one), and takes it.
-    /// False when time was up or a signal handler ran.
+    /// False when time was up, a signal handler ran, or somebody else took it first.
     ///
     /// # Errors
     ///
     /// When the kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        Ok(wait_any(&[self], timeout)?.is_some())
+        Ok(!wait_any(&[self], timeout)?.is_empty())
+    }
+
+    fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [Some(&self.own), self.shared.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(AsFd::as_fd)
+    }
+}
+
+fn eventfd() -> io::Result<EventFd> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    Ok(EventFd::from_flags(flags)?)
+}
+
+/// Reads a counter that somebody else can read, fill and make blocking.
+fn take_now(shared: &EventFd) -> bool {
+    /// "At the file's own position", which an eventfd does not have.
+    const NO_OFFSET: u64 = u64::MAX;
+    let mut counter = [0; 8];
+    let into = &mut [IoSliceMut::new(&mut counter)];
+    match rustix::io::preadv2(shared, into, NO_OFFSET, ReadWriteFlags::NOWAIT) {
+        Ok(_) => true,
+        // Before Linux 5.12 an eventfd does not know the flag.
+        Err(rustix::io::Errno::OPNOTSUPP) => shared.read().is_ok(),
+        Err(_) => false,
     }
 }
 
 /// Waits until one of `events` is signalled, at most `timeout` (for ever without one), and takes
-/// it: the index of the first that is. None when time was up, a signal handler ran, or another
-/// thread took it first.
+/// all that are: their indices, ascending, so that one that is signalled all the time does not hide
+/// the others. None when time was up, a signal handler ran, or somebody else took them first.
 ///
 /// # Errors
 ///
 /// When the kernel refuses to wait.
-pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Option<usize>> {
+pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
     let timeout = match timeout {
         // Rounded up, so that a short wait does not become a busy loop.
         Some(time) => {
@@ -69,18 +117,13 @@ pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Opti
     };
     let mut watched: Vec<PollFd<'_>> = events
         .iter()
-        .map(|event| PollFd::new(event.fd.as_fd(), PollFlags::POLLIN))
+        .flat_map(|event| event.files())
+        .map(|file| PollFd::new(file, PollFlags::POLLIN))
         .collect();
     match poll(&mut watched, timeout) {
-        Ok(0) | Err(Errno::EINTR) => Ok(None),
-        Ok(_) => Ok(events.iter().position(|event| event.take())),
+        Ok(0) | Err(Errno::EINTR) => Ok(Vec::new()),
+        Ok(_) => Ok((0..events.len()).filter(|&n| events[n].take()).collect()),
         Err(errno) => Err(errno.into()),
-    }
-}
-
-impl AsFd for Event {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 }
 
@@ -102,7 +145,7 @@ impl Interrupts {
     /// [`IrqError`]; nothing is routed then.
     pub fn route(transport: Arc<dyn Transport>, vectors: u32) -> Result<Self, IrqError> {
         let event = |index, first| {
-            Event::new().map(Arc::new).map_err(|source| IrqError {
+            Event::routable().map(Arc::new).map_err(|source| IrqError {
                 device: transport.name().to_owned(),
                 index,
                 first,
@@ -125,7 +168,8 @@ impl Interrupts {
                 return Ok(None);
             }
             let event = event(index, 0)?;
-            transport.set_irqs(index, 0, &[event.as_fd()])?;
+            let shared: Vec<_> = event.shared.iter().map(AsFd::as_fd).collect();
+            transport.set_irqs(index, 0, &shared)?;
             Ok(Some(event))
         };
         interrupts.error = single(IrqIndex::Error)?;
@@ -166,7 +210,11 @@ impl Interrupts {
         if self.vectors.is_empty() {
             return Ok(());
         }
-        let fds: Vec<BorrowedFd<'_>> = self.vectors.iter().map(|event| event.as_fd()).collect();
+        let shared = self
+            .vectors
+            .iter()
+            .filter_map(|event| event.shared.as_ref());
+        let fds: Vec<BorrowedFd<'_>> = shared.map(AsFd::as_fd).collect();
         self.transport.set_irqs(IrqIndex::Msix, 0, &fds)
     }
 
@@ -245,12 +293,72 @@ mod tests {
         let (error, request) = (interrupts.error().unwrap(), interrupts.request().unwrap());
         let events = [&**error, &**request, &wake];
         let now = || wait_any(&events, Some(Duration::ZERO)).unwrap();
-        assert_eq!(now(), None);
+        assert_eq!(now(), [0; 0]);
         assert!(function.fire(IrqIndex::Request, 0));
-        assert_eq!(now(), Some(1));
+        assert_eq!(now(), [1]);
         wake.signal();
         assert!(function.fire(IrqIndex::Error, 0));
-        assert_eq!((now(), now(), now()), (Some(0), Some(2), None));
+        assert_eq!((now(), now()), (vec![0, 2], vec![]));
+    }
+
+    /// A storm of one kind of event must not starve the others (C15: an unbind waits for Request).
+    #[test]
+    fn c15_an_event_that_never_rests_hides_no_other() {
+        let (function, interrupts) = routed();
+        let (error, request) = (interrupts.error().unwrap(), interrupts.request().unwrap());
+        assert!(function.fire(IrqIndex::Error, 0));
+        assert!(function.fire(IrqIndex::Request, 0));
+        let woken = wait_any(&[&**error, &**request], Some(Duration::ZERO)).unwrap();
+        assert_eq!(woken, [0, 1]);
+    }
+
+    /// What a server has of an event: a descriptor of the same open file, as SCM_RIGHTS gives it.
+    fn servers_end(event: &Event) -> std::fs::File {
+        let shared = event.shared.as_ref().unwrap();
+        shared.as_fd().try_clone_to_owned().unwrap().into()
+    }
+
+    fn made_blocking() -> (Event, std::fs::File) {
+        let event = Event::routable().unwrap();
+        let server = servers_end(&event);
+        let flags = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty());
+        nix::fcntl::fcntl(&server, flags).unwrap();
+        (event, server)
+    }
+
+    /// Whether a call returns: one that does not leaves its thread behind.
+    fn returns(call: impl FnOnce() + Send + 'static) -> bool {
+        let (done, wait) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            call();
+            let _ = done.send(());
+        });
+        wait.recv_timeout(Duration::from_secs(10)).is_ok()
+    }
+
+    /// The ladder wakes the sleepers on its own thread, which has no deadline for it.
+    #[test]
+    fn c40_a_server_that_fills_the_counter_blocks_no_wake() {
+        use std::io::Write as _;
+        let (event, mut server) = made_blocking();
+        server.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+        assert!(returns(move || event.signal()));
+    }
+
+    #[test]
+    fn c40_a_server_that_empties_the_counter_blocks_no_reader() {
+        let (event, _server) = made_blocking();
+        assert!(returns(move || assert!(!event.take())));
+    }
+
+    /// Its own wakes come through, whatever the server does to what it was sent.
+    #[test]
+    fn c40_a_server_cannot_take_a_wake_of_ours() {
+        let (event, server) = made_blocking();
+        event.signal();
+        let mut poll_server = [PollFd::new(server.as_fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut poll_server, PollTimeout::ZERO), Ok(0));
+        assert!(event.wait(None).unwrap());
     }
 
     #[test]

@@ -53,6 +53,8 @@ struct State {
     limits: DmaLimits,
     expired: u64,
     answers: BTreeMap<u64, u32>,
+    /// Offsets in BAR 0 a write to which makes vector 0 fire.
+    storms: Vec<u64>,
     reset_values: BTreeMap<u64, u32>,
     events: Events,
     strength: Strength,
@@ -91,6 +93,7 @@ impl FakeFunction {
             limits,
             expired: 0,
             answers: BTreeMap::new(),
+            storms: Vec::new(),
             reset_values: BTreeMap::new(),
             events: Events::default(),
             strength: Strength::ServerWord,
@@ -526,6 +529,9 @@ impl Transport for FakeFunction {
         if self.answers(&state, index, offset, data.len())? {
             pwrite(&self.bar, data, offset.cast_signed())
                 .map_err(|e| self.fail(index, offset, data.len(), e))?;
+            if state.storms.contains(&offset) {
+                state.events.fire(IrqIndex::Msix, 0);
+            }
         }
         Ok(())
     }

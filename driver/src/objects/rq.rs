@@ -153,9 +153,11 @@ impl Rq {
                 return Ok(self.is_ready());
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let woken = sleep.event.wait(left)?;
             // Woken with nothing there: that was the interrupt of a frame that was taken without a
-            // sleep, on its way until now.
-            if !sleep.event.wait(left)? || self.is_ready() {
+            // sleep, on its way until now. A device that interrupts all the time ends no later.
+            let over = left.is_some_and(|left| left.is_zero());
+            if !woken || over || self.is_ready() {
                 return Ok(self.is_ready());
             }
         }

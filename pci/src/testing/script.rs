@@ -256,7 +256,7 @@ impl Events {
         Ok(())
     }
 
-    fn fire(&self, index: IrqIndex, vector: u32) -> bool {
+    pub(super) fn fire(&self, index: IrqIndex, vector: u32) -> bool {
         let routed = self.routed.get(&(index, vector));
         routed.is_some_and(|fd| nix::unistd::write(fd, &1u64.to_ne_bytes()).is_ok())
     }
@@ -392,6 +392,12 @@ impl FakeFunction {
         let message = matches!(index, IrqIndex::Msi | IrqIndex::Msix);
         let master = state.command().contains(crate::config::Command::BUS_MASTER);
         (master || !message) && state.events.fire(index, vector)
+    }
+
+    /// Makes vector 0 fire whenever the register at `offset` of BAR 0 is written: a device that
+    /// interrupts again as soon as it is armed.
+    pub fn storm_at(&self, offset: u64) {
+        self.state().storms.push(offset);
     }
 
     /// Holds up every call of this kind until the result is dropped.

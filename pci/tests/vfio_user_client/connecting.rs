@@ -10,7 +10,7 @@ use failstop_pci::transport::vfio_user::wire::{
 use failstop_pci::transport::vfio_user::{Broken, Client, ConnectError, Options, Violation};
 use failstop_pci::transport::{RegionIndex, Transport};
 
-use crate::support::{BAR, Peer, impatient, opening, patient};
+use crate::support::{BAR, Peer, impatient, memory_file as file, opening, patient};
 
 /// Opens a device whose server answers the version as `answer` says, and then waits.
 fn version(options: Options, answer: impl FnOnce(&mut Peer) + Send + 'static) -> ConnectError {
@@ -57,12 +57,6 @@ fn bar(
         peer.receive();
     });
     client
-}
-
-fn file(len: u64) -> File {
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(len).unwrap();
-    file
 }
 
 fn with_areas(info: RegionInfo, areas: &[(u64, u64)]) -> Vec<u8> {
@@ -306,6 +300,19 @@ fn region_without_areas_is_mappable_as_a_whole() {
 fn region_that_is_mappable_without_a_file_is_not_mappable() {
     let client = bar(|info| wire::encode_region_info(info, &[], 32), vec![]).unwrap();
     assert!(client.region(RegionIndex::Bar(0)).mappable.is_empty());
+}
+
+/// A file system in user space, which may be the server's own, gives a page when it likes: a register
+/// read of a mapped one would have no deadline. One that the kernel makes up stands for it.
+#[test]
+fn region_whose_file_is_no_memory_is_accessed_by_messages() {
+    let served = File::open("/proc/version").unwrap();
+    let pipe = File::from(nix::unistd::pipe().unwrap().0);
+    for file in [served, pipe] {
+        let client = bar(|info| wire::encode_region_info(info, &[], 32), vec![file]).unwrap();
+        assert!(client.region(RegionIndex::Bar(0)).mappable.is_empty());
+        assert!(client.region_file(RegionIndex::Bar(0), 0).is_err());
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use vfio_user::{
     DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion, SparseArea,
 };
 
-use crate::support::{Page, patient};
+use crate::support::{Page, memory_file, patient};
 
 const NOW: Generation = Generation::FIRST;
 const BAR0: RegionIndex = RegionIndex::Bar(0);
@@ -115,8 +115,7 @@ impl Judge {
 fn judge(refuse: bool) -> Judge {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("judge.sock");
-    let bar = tempfile::tempfile().unwrap();
-    bar.set_len(0x5000).unwrap();
+    let bar = memory_file(0x5000);
     let server = Server::new(&path, true, irqs(), regions(&bar)).unwrap();
     let (sender, events) = channel();
     let files = Arc::default();
@@ -330,8 +329,7 @@ fn judge_serves_a_client_that_was_given_its_socket() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("passed.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let bar = tempfile::tempfile().unwrap();
-    bar.set_len(0x5000).unwrap();
+    let bar = memory_file(0x5000);
     let server = Server::from_owned_fd(listener.into(), true, irqs(), regions(&bar));
     let (sender, _events) = channel();
     let mut backend = Backend {

@@ -269,3 +269,10 @@ impl Page {
         unsafe { self.map.as_ptr().read_volatile() }
     }
 }
+
+/// A file of `len` bytes in memory, as servers have for a region that can be mapped.
+pub(crate) fn memory_file(len: u64) -> File {
+    let file = File::from(memfd_create("region", MFdFlags::MFD_CLOEXEC).unwrap());
+    file.set_len(len).unwrap();
+    file
+}

@@ -2,7 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use nix::sys::stat::{SFlag, fstat};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::stat::fstat;
 use zerocopy::IntoBytes;
 
 use super::connection::{Answer, Connection, Question, Time};
@@ -329,9 +330,13 @@ fn described(
             described.region.mappable.push((first, pages));
         }
     }
+    let Some(len) = memory_len(&file) else {
+        described.region.mappable.clear();
+        return Ok(described);
+    };
     // An access beyond the end of a file is a SIGBUS.
     let needed = info.offset + end;
-    if let Some(len) = file_len(&file).filter(|len| *len < needed) {
+    if len < needed {
         return Err(impossible("length of the file", len));
     }
     described.file = Some((file, info.offset));
@@ -358,11 +363,14 @@ fn one_file(fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, Violation> {
     Ok(first)
 }
 
-/// Bytes of a file that has a size: memfds have, devices do not.
-fn file_len(file: &OwnedFd) -> Option<u64> {
+/// Bytes of a file whose pages are the kernel's own memory: a memfd, or a file of tmpfs or
+/// hugetlbfs, which alone have seals. Every other file is accessed by messages, which have a deadline:
+/// a page of one that a file system in user space or a remote one serves (FUSE, NFS) comes when its
+/// server likes, and an access of it waits for that for ever.
+fn memory_len(file: &OwnedFd) -> Option<u64> {
+    fcntl(file.as_fd(), FcntlArg::F_GET_SEALS).ok()?;
     let stat = fstat(file.as_fd()).ok()?;
-    let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
-    (kind == SFlag::S_IFREG).then(|| u64::try_from(stat.st_size).unwrap_or(0))
+    u64::try_from(stat.st_size).ok()
 }
 
 fn check_index(asked: Command, got: u32, wanted: u32) -> Result<(), Violation> {

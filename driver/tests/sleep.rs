@@ -1,0 +1,26 @@
+//! Sleeping on a receive queue, whatever the device does with its interrupts.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use failstop::device::Options;
+use failstop::igb::registers as reg;
+
+use fake_82576::{SOON, World};
+
+mod fake_82576;
+
+/// Arming makes the device interrupt at once, each time, with nothing received.
+#[test]
+fn an_interrupt_storm_prolongs_no_sleep() {
+    let world = World::new(Options::default());
+    let port = world.port();
+    world.function.storm_at(reg::EIMS.offset().into());
+    let (woken, wait) = mpsc::channel();
+    thread::spawn(move || {
+        let parts = port.into_parts();
+        let _ = woken.send(parts.rq.wait(Some(Duration::from_millis(1))).unwrap());
+    });
+    assert_eq!(wait.recv_timeout(SOON), Ok(false));
+}
