@@ -4,6 +4,7 @@
 //! cases on the device that `FAILSTOP_DEVICE` names; `tests/t1.rs` runs them on emulated devices
 //! here, `tests/t2.rs` in guests under QEMU.
 
+pub mod adversary;
 pub mod bench;
 pub mod cases;
 pub mod faults;
