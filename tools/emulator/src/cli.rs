@@ -25,12 +25,12 @@ const LEASH: Duration = Duration::from_secs(30);
 /// -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"PATH"}}'
 /// and -object memory-backend-memfd,share=on for the guest's memory.
 #[derive(Debug, Parser)]
-#[command(name = "failstop-emulator", version)]
+#[command(name = "failstop-emulator", version, after_long_help = crate::faults::help())]
 struct Arguments {
     /// Serve the device on this Unix socket.
     #[arg(long, value_name = "PATH", required_unless_present = "inherited")]
     socket: Option<PathBuf>,
-    /// Take requests (stats, stray, fault NAME, link up|down, quit ...) on this Unix socket.
+    /// Take requests (stats, log N, fault NAME, link up|down, quit ...) on this Unix socket.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// The MAC address.
@@ -42,7 +42,7 @@ struct Arguments {
     /// Serve a second device on this socket, cabled to the first.
     #[arg(long, value_name = "PATH")]
     pair: Option<PathBuf>,
-    /// Misbehave: NAME[:ARGS][@FRAMES]; the control socket's `faults` lists them.
+    /// Misbehave: NAME[:ARG...][@TRIGGER], as listed below.
     #[arg(long, value_name = "FAULT")]
     fault: Vec<Spec>,
     /// Standard input is the listening socket, standard output the control socket.
@@ -116,7 +116,10 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
         },
         faults: arguments.fault,
     };
-    let ports = emulator::ports(&options, first, second)?;
+    let mut ports = emulator::ports(&options, first, second)?;
+    for (port, _) in &mut ports {
+        port.allow_fork();
+    }
     let leash = arguments.inherited.then_some(LEASH);
     let threads = emulator::serve(ports, control, leash)?;
     // The first port that dies takes the process with it; else all are waited for.
@@ -223,6 +226,15 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_long_help_lists_every_fault() {
+        use clap::CommandFactory;
+        let help = Arguments::command().render_long_help().to_string();
+        for entry in crate::faults::TABLE {
+            assert!(help.contains(entry.text), "{}", entry.name);
+        }
     }
 
     #[test]

@@ -8,8 +8,11 @@
 //! | `reset-counters` | `{"ok":true}` |
 //! | `link up`, `link down` | `{"ok":true}` |
 //! | `notice error`, `notice request` | `{"ok":true}`; the client's error or request event fires |
-//! | `fault NAME[:ARGS][@FRAMES]` or `fault NAME ARGS` | `{"ok":true}` |
+//! | `fault NAME[:ARG...][@TRIGGER]` or `fault NAME ARG ... @ TRIGGER` | `{"ok":true}` |
 //! | `clear-faults` | `{"ok":true}` |
+//! | `log N` | `{"log":[...]}`: the latest N accesses that faults made, [`LogEntry`] |
+//! | `phase WORD` | `{"ok":true}`; a mark in the log |
+//! | `power-cycle` | `{"ok":true}`; the device is off and on, its faults stay |
 //! | `faults` | `{"faults":[...]}`: every fault that there is |
 //! | `leash` | `{"ok":true}`; when this connection ends, the emulator does |
 //! | `quit` | `{"ok":true}`; the emulator ends |
@@ -30,7 +33,7 @@ use thiserror::Error;
 use crate::faults::{Spec, TABLE};
 use crate::server::irqs::Notice;
 use crate::server::port::{Handle, Request};
-use crate::stats::{Stats, StrayDma};
+use crate::stats::{LogEntry, Stats, StrayDma};
 
 /// The longest request, in bytes.
 const LONGEST: u64 = 4096;
@@ -49,6 +52,8 @@ pub enum Reply {
     Stats(Box<Stats>),
     /// DMA outside what the client mapped.
     Stray(StrayDma),
+    /// Accesses that faults made, oldest first.
+    Log(Vec<LogEntry>),
     /// Every fault: its form, and what it does.
     Faults(Vec<(String, String)>),
     /// It was not done, and why.
@@ -165,31 +170,44 @@ fn answer(words: &[&str], ports: &[Handle]) -> Reply {
         ["link", "down"] => done(port, Request::Link(false)),
         ["notice", "error"] => done(port, Request::Notice(Notice::Error)),
         ["notice", "request"] => done(port, Request::Notice(Notice::Request)),
-        ["fault", name, arguments @ ..] => {
-            let mut spec = (*name).to_owned();
-            for argument in arguments {
-                spec.push(':');
-                spec.push_str(argument);
-            }
-            match spec.parse::<Spec>() {
-                Ok(spec) => done(port, Request::Fault(spec)),
-                Err(error) => Reply::Error(error.to_string()),
-            }
-        }
+        ["fault", words @ ..] if !words.is_empty() => match Spec::from_words(words) {
+            Ok(spec) => done(port, Request::Fault(spec)),
+            Err(error) => Reply::Error(why(&error)),
+        },
+        ["log", lines] => match lines.parse().ok().map(|lines| port.log(lines)) {
+            Some(Some(log)) => Reply::Log(log),
+            Some(None) => Reply::Error("the port has ended or does not answer".to_owned()),
+            None => Reply::Error(format!("'{lines}' is no number of lines")),
+        },
+        ["phase", word] => done(port, Request::Phase((*word).to_owned())),
+        ["power-cycle"] => done(port, Request::PowerCycle),
         ["clear-faults"] => done(port, Request::ClearFaults),
         ["faults"] => Reply::Faults(
             TABLE
                 .iter()
-                .map(|entry| (entry.to_string(), entry.text.to_owned()))
+                .map(|entry| (entry.form(), entry.text.to_owned()))
                 .collect(),
         ),
         ["leash" | "quit"] => Reply::Ok(true),
         _ => Reply::Error(format!(
             "'{}' is no request; there are stats, stray, reset-counters, link up|down, \
-             notice error|request, fault NAME, clear-faults, faults, leash, quit",
+             notice error|request, fault NAME, clear-faults, faults, log N, phase WORD, \
+             power-cycle, leash, quit",
             words.join(" ")
         )),
     }
+}
+
+/// An error with its causes.
+fn why(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }
 
 fn done(port: &Handle, request: Request) -> Reply {

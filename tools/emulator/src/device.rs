@@ -3,7 +3,8 @@
 //!
 //! Everything happens inside a call: when [`Device::write`], [`Device::receive`] or
 //! [`Device::run`] returns, no request of the device is in flight. That is what lets the server
-//! answer an unmap at once.
+//! answer an unmap at once. What a fault does later, it does in a later call, and meets what is
+//! mapped then.
 
 use std::time::Duration;
 
@@ -11,14 +12,19 @@ use failstop::igb::bits::{Control, InterruptCause};
 use failstop::igb::registers::CTRL;
 use thiserror::Error;
 
-use crate::faults::{Fault, Faults, Spec};
+use crate::faults::Faults;
 use crate::host::Host;
-use crate::stats::DeviceCounters;
+use crate::stats::{DeviceCounters, LogEntry, RogueDma};
 
 mod access;
+mod accounts;
 mod config;
 mod filter;
 mod interrupts;
+mod late;
+mod lies;
+mod misbehaviour;
+mod moments;
 mod nvm;
 mod offload;
 mod phy;
@@ -27,7 +33,7 @@ mod receive;
 mod registers;
 mod resets;
 mod ring;
-mod runaway;
+mod rogue;
 mod statistics;
 #[cfg(test)]
 mod tests;
@@ -35,8 +41,9 @@ mod traffic;
 mod transmit;
 
 pub(crate) use config::{SIZE as CONFIG_SIZE, VECTORS, bar_size};
+use misbehaviour::Trouble;
 use receive::PacketBuffer;
-use runaway::Runaway;
+pub use resets::Reset;
 use statistics::Statistics;
 
 /// The time between CTRL.RST and EECD.AUTO_RD. §4.2.1.6.1
@@ -86,7 +93,7 @@ pub struct Device {
     nvm_read_at: Duration,
     link: bool,
     faults: Faults,
-    runaways: Vec<Runaway>,
+    trouble: Trouble,
     counters: DeviceCounters,
     out: Vec<Vec<u8>>,
 }
@@ -110,7 +117,7 @@ impl Device {
             nvm_read_at: now,
             link: false,
             faults: Faults::default(),
-            runaways: Vec::new(),
+            trouble: Trouble::default(),
             counters: DeviceCounters::default(),
             out: Vec::new(),
         };
@@ -128,9 +135,27 @@ impl Device {
         &self.counters
     }
 
-    /// Sets the counters to 0.
+    /// DMA that faults made.
+    #[must_use]
+    pub const fn rogue_dma(&self) -> &RogueDma {
+        self.trouble.accounts.counts()
+    }
+
+    /// The latest accesses that faults made, oldest first; 4096 are kept.
+    #[must_use]
+    pub fn log(&self, lines: usize) -> Vec<LogEntry> {
+        self.trouble.accounts.log(lines)
+    }
+
+    /// Puts a mark into the log.
+    pub fn mark(&mut self, word: String, host: &dyn Host) {
+        self.trouble.accounts.mark(word, host);
+    }
+
+    /// Sets the counters to 0. The log stays.
     pub fn reset_counters(&mut self) {
         self.counters = DeviceCounters::default();
+        self.trouble.accounts.reset_counts();
     }
 
     /// Whether the function may issue requests.
@@ -152,8 +177,8 @@ impl Device {
             (0..self.receive_queues.len()).filter(|n| on(*n)).count() as u32
         };
         (
-            count(&|n| self.receive_queues[n].enabled || self.is_runaway(n, false)),
-            count(&|n| self.transmit_queues[n].enabled || self.is_runaway(n, true)),
+            count(&|n| self.receive_queues[n].enabled || self.shows_enable(n, false)),
+            count(&|n| self.transmit_queues[n].enabled || self.shows_enable(n, true)),
         )
     }
 
@@ -163,45 +188,15 @@ impl Device {
         &self.faults
     }
 
-    /// Makes the device misbehave.
-    pub fn add_fault(&mut self, spec: Spec) {
-        self.faults.add(spec, self.counters.tx_frames);
-    }
-
-    /// Ends all misbehaviour; queues that would not stop are stopped.
-    pub fn clear_faults(&mut self) {
-        self.faults.clear();
-        for runaway in std::mem::take(&mut self.runaways) {
-            if runaway.transmit {
-                self.transmit_queues[runaway.queue].enabled = false;
-            } else {
-                self.receive_queues[runaway.queue].enabled = false;
-            }
-        }
-    }
-
     /// Plugs or pulls the cable.
     pub fn set_carrier(&mut self, carrier: bool, host: &mut dyn Host) {
         self.phy.set_carrier(carrier, host.now());
         self.run(host);
     }
 
-    fn is_gone(&self) -> bool {
-        self.faults.has(Fault::Gone) || self.faults.has(Fault::GoneZero)
-    }
-
-    /// What reads return while the function is gone.
-    fn gone_byte(&self) -> u8 {
-        if self.faults.has(Fault::GoneZero) {
-            0
-        } else {
-            0xFF
-        }
-    }
-
     /// Whether engines may issue requests: bus master, and master requests not disabled.
     fn may_request(&self) -> bool {
-        self.is_bus_master() && !self.file.get(CTRL).contains(Control::GIO_MASTER_DISABLE)
+        self.is_master() && !self.file.get(CTRL).contains(Control::GIO_MASTER_DISABLE)
     }
 
     /// Reads a region. A function that is gone, or does not decode memory, leaves all-ones.
@@ -217,12 +212,16 @@ impl Device {
         host: &mut dyn Host,
     ) -> Result<(), BadAccess> {
         check(region, offset, data.len())?;
+        self.note_read(region, offset, data.len(), host);
+        self.apply_faults(host);
         if self.is_gone() {
             data.fill(self.gone_byte());
             return Ok(());
         }
+        self.end_engines(host.now());
         if region == Region::Config {
             self.config.read(offset as usize, data);
+            self.misread(offset as usize, data);
             return Ok(());
         }
         if !self.config.decodes_memory() {
@@ -263,13 +262,23 @@ impl Device {
         host: &mut dyn Host,
     ) -> Result<(), BadAccess> {
         check(region, offset, data.len())?;
+        self.note_write(region, offset, data, host);
+        self.apply_faults(host);
         if self.is_gone() {
             return Ok(());
         }
         if region == Region::Config {
-            match self.config.write(offset as usize, data) {
+            let master = self.config.is_bus_master();
+            let effect = self.config.write(offset as usize, data);
+            if master && !self.config.is_bus_master() {
+                self.mastering_ended(host);
+            }
+            match effect {
                 config::Effect::None => {}
-                config::Effect::FunctionLevelReset => self.reset_function(host.now()),
+                config::Effect::FunctionLevelReset => {
+                    // Whether it worked is for the driver to see.
+                    let _reset = self.reset_function(host);
+                }
                 config::Effect::PoweredUp => self.power_up(host.now()),
             }
         } else if self.config.decodes_memory() {
@@ -308,16 +317,12 @@ impl Device {
     /// Does what is due: link changes, frames that wait for descriptors, descriptors that wait to
     /// be sent. True when there is more to do at once.
     pub fn run(&mut self, host: &mut dyn Host) -> bool {
-        self.faults.begin(self.counters.tx_frames);
+        self.apply_faults(host);
         if self.is_gone() {
             return false;
         }
         self.update_link(host);
-        if self.config.is_bus_master() {
-            for runaway in &mut self.runaways {
-                self.counters.runaway_accesses += u64::from(runaway.act(host));
-            }
-        }
+        self.misbehave(host);
         self.drain(host);
         let more = self.transmit(host);
         self.settle(host);
@@ -327,15 +332,16 @@ impl Device {
     /// When [`Device::run`] has something to do by itself, if ever.
     #[must_use]
     pub fn next_event(&self, now: Duration) -> Option<Duration> {
-        let runaway = self.runaways.iter().map(Runaway::due).min();
-        let runaway = runaway.filter(|_| self.is_bus_master());
+        let misbehaviour = self.next_misbehaviour(now);
         let link = self.phy.next_change(now);
-        [runaway, link].into_iter().flatten().min()
+        [misbehaviour, link].into_iter().flatten().min()
     }
 
     fn update_link(&mut self, host: &mut dyn Host) {
         let control = self.file.get(CTRL);
-        let link = self.phy.has_link(host.now()) && control.contains(Control::SLU);
+        let now = host.now();
+        let link =
+            self.phy.has_link(now) && control.contains(Control::SLU) && !self.is_flapped_down(now);
         if link != self.link {
             self.link = link;
             self.interrupts.cause(InterruptCause::LSC);
@@ -344,11 +350,16 @@ impl Device {
 
     fn settle(&mut self, host: &mut dyn Host) {
         if self.is_bus_master() {
-            let sent = self.interrupts.settle(host);
-            if sent != 0 {
-                self.statistics.interrupted(sent);
-                self.counters.interrupts += u64::from(sent);
+            let due = self.interrupts.settle();
+            if due == 0 {
+                return;
             }
+            let sent = self.routed(due);
+            for vector in (0..u32::BITS).filter(|vector| sent & 1 << vector != 0) {
+                host.interrupt(vector);
+            }
+            self.statistics.interrupted(sent.count_ones());
+            self.counters.interrupts += u64::from(sent.count_ones());
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::server::handler::Service;
 use crate::server::irqs::Notice;
 use crate::server::port::{End, Handle, Port};
 use crate::server::wire::Wire;
-use crate::stats::Stats;
+use crate::stats::{LogEntry, Stats};
 
 /// The MAC address of a first port where nobody chooses one: locally administered.
 pub const DEFAULT_MAC: [u8; 6] = [0x02, 0x00, 0x00, 0x82, 0x57, 0x60];
@@ -106,7 +106,8 @@ pub fn ports(
     };
     let mut service = Service::new(mac, wire).map_err(start("the first port"))?;
     for fault in &options.faults {
-        service.device.add_fault(*fault);
+        let spec = fault.clone();
+        service.device.add_fault(spec, &mut service.world);
     }
     let mut ports = vec![Port::new(service, first).map_err(start("the first port"))?];
     if let (Some(wire), Some(listener)) = (other, second) {
@@ -375,6 +376,40 @@ impl Running {
     /// [`ControlError`]; `Refused` for a fault that does not exist.
     pub fn fault(&mut self, spec: &str) -> Result<(), ControlError> {
         self.request(&format!("fault {spec}")).map(drop)
+    }
+
+    /// The latest accesses that faults of the first port made, oldest first.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn log(&mut self, lines: usize) -> Result<Vec<LogEntry>, ControlError> {
+        let request = format!("log {lines}");
+        match self.request(&request)? {
+            Reply::Log(log) => Ok(log),
+            other => Err(ControlError::Refused {
+                reason: format!("it answered {other:?}"),
+                request,
+            }),
+        }
+    }
+
+    /// Puts a mark into the first port's log; `word` is one word.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn phase(&mut self, word: &str) -> Result<(), ControlError> {
+        self.request(&format!("phase {word}")).map(drop)
+    }
+
+    /// Switches the first port's device off and on. Its faults stay, and so do its counters.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn power_cycle(&mut self) -> Result<(), ControlError> {
+        self.request("power-cycle").map(drop)
     }
 
     /// Ends all misbehaviour of the first port.

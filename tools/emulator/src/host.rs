@@ -7,6 +7,15 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abort;
 
+/// What a client is told of beside interrupts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// The bus reported an uncorrectable error of the function.
+    Error,
+    /// The function is wanted back.
+    Request,
+}
+
 /// What the model asks of the world around it. The model has no I/O of its own, so tests give it
 /// a world of plain memory and a clock that they move.
 ///
@@ -31,6 +40,12 @@ pub trait Host {
 
     /// Writes one naturally aligned 64-bit word, in one access, after every earlier write.
     fn dma_store(&mut self, iova: u64, value: u64);
+
+    /// Which mapping holds this address now: a number that no other mapping ever has.
+    fn mapping(&self, iova: u64) -> Option<u64>;
+
+    /// Tells the client of something beside interrupts, if it listens.
+    fn notice(&mut self, notice: Notice);
 
     /// Sends message-signalled interrupt `vector` (MSI-X; with plain MSI there is only 0), or, when
     /// the client uses neither, pulses the interrupt line.

@@ -6,11 +6,14 @@
 //! nothing that it asks for is kept beyond its connection.
 //!
 //! Only BAR 1, the flash, can be mapped. BAR 0 is never: RXDCTL and TXDCTL lie in it, and an ENABLE
-//! bit in shared memory would read back merely as the driver wrote it.
+//! bit in shared memory would read back merely as the driver wrote it. (A fault offers it all the same.)
 
 pub mod connection;
+mod fork;
 pub mod handler;
+mod incoming;
 pub mod irqs;
 pub mod memory;
 pub mod port;
+mod replies;
 pub mod wire;

@@ -25,7 +25,8 @@ pub struct DeviceCounters {
     pub aborts: u64,
     /// CTRL.RST.
     pub software_resets: u64,
-    /// Function level resets, by DevCtl or by the server's reset command.
+    /// Function level resets that happened, by DevCtl, by the server's reset command, or when a
+    /// client went.
     pub function_resets: u64,
     /// Returns from D3hot.
     pub power_ups: u64,
@@ -85,6 +86,57 @@ impl StrayDma {
     }
 }
 
+/// DMA that faults made: after a stop, late, or to where nothing was ever given. It is part of what
+/// [`DmaCounters`] and [`StrayDma`] count.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RogueDma {
+    /// Accesses that met no mapping: the translation layer did not perform them.
+    pub blocked: u64,
+    /// Accesses that met another mapping than the one that they were meant for: an old address in
+    /// somebody else's memory.
+    pub reached: u64,
+    /// Accesses to the mapping that they were meant for, while it still was there.
+    pub late: u64,
+}
+
+/// What became of an access that a fault made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// [`RogueDma::blocked`].
+    Blocked,
+    /// [`RogueDma::reached`].
+    Reached,
+    /// [`RogueDma::late`].
+    Late,
+    /// No access: a mark that the control socket's `phase` made.
+    Phase,
+}
+
+/// A line of the log of accesses that faults made.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogEntry {
+    /// Its number, from 0 since the device was made.
+    pub n: u64,
+    /// Microseconds since the device was made.
+    pub us: u64,
+    /// What made it (`rx 0`, `tx 3`, `late`, `outside` ...), or the word of a mark.
+    pub what: String,
+    /// Whether it wrote.
+    pub write: bool,
+    /// Where.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The mapping that it was meant for, if there was one.
+    pub meant: Option<u64>,
+    /// The mapping that it met, if there was one.
+    pub met: Option<u64>,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
 /// What the client has mapped, and what it asked for.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(default)]
@@ -115,6 +167,8 @@ pub struct Stats {
     pub dma: DmaCounters,
     /// DMA that did not.
     pub stray: StrayDma,
+    /// DMA that faults made.
+    pub rogue: RogueDma,
     /// The server.
     pub server: ServerCounters,
     /// Whether the function may issue requests now.

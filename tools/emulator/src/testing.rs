@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::host::{Abort, Host};
+use crate::host::{Abort, Host, Notice};
 
 /// Where [`World::memory`] is.
 pub(crate) const BASE: u64 = 0x10_0000;
@@ -21,6 +21,10 @@ pub(crate) struct World {
     pub(crate) interrupts: Vec<u32>,
     /// Frames on the wire, in order.
     pub(crate) wire: Vec<Vec<u8>>,
+    /// What the client was told beside interrupts, in order.
+    pub(crate) notices: Vec<Notice>,
+    /// Which mapping all of [`World::memory`] is; none while it is not mapped.
+    pub(crate) mapping: Option<u64>,
     /// What the clock says.
     pub(crate) now: Duration,
 }
@@ -33,6 +37,8 @@ impl Default for World {
             accesses: 0,
             interrupts: Vec::new(),
             wire: Vec::new(),
+            notices: Vec::new(),
+            mapping: Some(0),
             now: Duration::ZERO,
         }
     }
@@ -43,7 +49,7 @@ impl World {
         let found = iova
             .checked_sub(BASE)
             .map(|at| at as usize)
-            .filter(|at| at.saturating_add(len) <= self.memory.len());
+            .filter(|at| self.mapping.is_some() && at.saturating_add(len) <= self.memory.len());
         match found {
             Some(at) => {
                 self.accesses += 1;
@@ -92,6 +98,15 @@ impl Host for World {
 
     fn dma_store(&mut self, iova: u64, value: u64) {
         self.dma_write(iova, &value.to_le_bytes());
+    }
+
+    fn mapping(&self, iova: u64) -> Option<u64> {
+        let inside = BASE..BASE + self.memory.len() as u64;
+        self.mapping.filter(|_| inside.contains(&iova))
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.notices.push(notice);
     }
 
     fn interrupt(&mut self, vector: u32) {

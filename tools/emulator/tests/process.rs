@@ -66,7 +66,10 @@ fn a_process_serves_at_once_and_its_directory_goes_with_it() {
 #[test]
 fn faults_reach_a_process_from_its_start() {
     let options = Options {
-        faults: vec!["slow:1".parse().unwrap(), "gone@1000000".parse().unwrap()],
+        faults: vec![
+            "server-slow:1".parse().unwrap(),
+            "gone@1000000".parse().unwrap(),
+        ],
         mac: Some([2, 0, 0, 0, 0, 9]),
         ..Options::default()
     };

@@ -15,6 +15,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
+#[path = "server/faults.rs"]
+mod faults;
+
 const PAGE: u64 = 4096;
 
 /// A client that says whatever a test wants said.
@@ -105,6 +108,14 @@ impl Raw {
         };
         self.call_with(Command::DmaMap, map.as_bytes(), fds)
             .map(drop)
+    }
+
+    /// Asks, and waits for nothing.
+    fn ask(&mut self, command: Command, payload: &[u8]) -> u16 {
+        let header = self.header(command, Flags::empty(), payload.len());
+        let bytes = wire::encode(&header, payload, &[]);
+        self.socket.write_all(&bytes).unwrap();
+        header.id
     }
 
     fn unmap(&mut self, address: u64, size: u64) -> Result<u64, Errno> {
@@ -419,54 +430,4 @@ fn stray_dma_is_counted_and_wedges_nothing_but_its_queue() {
     let stray = emulator.stats().unwrap().stray;
     assert_eq!((stray.reads, stray.addresses), (1, vec![0xDEAD_0000]));
     assert!(client.device_id().is_ok());
-}
-
-#[test]
-fn server_error_refuses_with_its_errno() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-error:19").unwrap();
-    assert_eq!(client.device_id(), Err(Errno::ENODEV));
-    emulator.clear_faults().unwrap();
-    assert!(client.device_id().is_ok());
-}
-
-#[test]
-fn server_hangs_answers_when_the_fault_is_cleared_and_not_before() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-hangs").unwrap();
-    let access = Raw::access(7, 0, 4);
-    let header = client.header(Command::RegionRead, Flags::empty(), 16);
-    let bytes = wire::encode(&header, access.as_bytes(), &[]);
-    client.socket.write_all(&bytes).unwrap();
-    // The control socket answers all the while, after the port has seen the message.
-    let messages = emulator.stats().unwrap().server.messages;
-    assert_eq!(emulator.stats().unwrap().server.messages, messages);
-    emulator.clear_faults().unwrap();
-    assert!(client.answer().is_ok());
-}
-
-#[test]
-fn slow_answers_late() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("slow 30").unwrap();
-    let start = std::time::Instant::now();
-    client.device_id().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(30));
-}
-
-#[test]
-fn gone_reads_all_ones_through_the_server() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("gone").unwrap();
-    assert_eq!(client.device_id(), Ok(vec![0xFF; 4]));
-}
-
-#[test]
-fn an_unknown_fault_is_refused_with_the_list() {
-    let error = emulator().fault("nonsense").unwrap_err().to_string();
-    assert!(error.contains("rxq-stuck"), "{error}");
 }

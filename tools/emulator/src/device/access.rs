@@ -6,10 +6,12 @@ use failstop::igb::bits::{
 };
 use failstop::igb::phy::{CONTROL, PhyControl};
 use failstop::igb::registers::{
-    CTRL, CTRL_EXT, EECD, EERD, MDIC, RCTL, RXDCTL, STATUS, SWSM, TCTL, TXDCTL,
+    CTRL, CTRL_EXT, EECD, EERD, MDIC, RCTL, RDH, RXDCTL, STATUS, SWSM, TCTL, TDH, TXDCTL,
 };
 
-use super::{Device, registers};
+use super::ring::Ring;
+use super::{Device, lies, registers};
+use crate::faults::Fault;
 use crate::host::Host;
 
 impl Device {
@@ -23,15 +25,27 @@ impl Device {
         }
         let stored = self.file.word(offset);
         if let Some((queue, register)) = registers::receive_queue(offset)
+            && register == RDH.offset()
+        {
+            let ring = Ring::receive(&self.file, queue);
+            return self.read_head(stored, ring);
+        }
+        if let Some((queue, register)) = registers::transmit_queue(offset)
+            && register == TDH.offset()
+        {
+            let ring = Ring::transmit(&self.file, queue);
+            return self.read_head(stored, ring);
+        }
+        if let Some((queue, register)) = registers::receive_queue(offset)
             && register == RXDCTL.offset()
         {
-            let enabled = self.receive_queues[queue].enabled || self.is_runaway(queue, false);
+            let enabled = self.receive_queues[queue].enabled || self.shows_enable(queue, false);
             return stored | flag(enabled, ReceiveQueueControl::ENABLE.bits());
         }
         if let Some((queue, register)) = registers::transmit_queue(offset)
             && register == TXDCTL.offset()
         {
-            let enabled = self.transmit_queues[queue].enabled || self.is_runaway(queue, true);
+            let enabled = self.transmit_queues[queue].enabled || self.shows_enable(queue, true);
             return stored | flag(enabled, TransmitQueueControl::ENABLE.bits());
         }
         match offset {
@@ -48,15 +62,24 @@ impl Device {
         }
     }
 
+    fn read_head(&mut self, stored: u32, ring: Ring) -> u32 {
+        if self.faults.is_quiet() {
+            return stored;
+        }
+        self.trouble.head_reads = self.trouble.head_reads.wrapping_add(1);
+        lies::head(stored, ring, &self.faults, self.trouble.head_reads)
+    }
+
     fn status(&mut self, host: &mut dyn Host) -> Status {
         self.update_link(host);
         let mut status = Status::FD | Status::SPEED_1000;
         status.set(Status::LU, self.link);
         // A queue that does not stop has requests outstanding.
         let disabled = self.file.get(CTRL).contains(Control::GIO_MASTER_DISABLE);
+        let stuck = !self.link && self.faults.has(Fault::MasterStuckLinkDown);
         status.set(
             Status::GIO_MASTER_ENABLE,
-            !disabled || !self.runaways.is_empty(),
+            !disabled || stuck || !self.trouble.engines.is_empty(),
         );
         status
     }

@@ -1,6 +1,8 @@
 //! PCI configuration space of the 82576's function 0: header, BAR sizing, power management, MSI,
 //! MSI-X, PCIe with FLR, AER. Sections of PCI Local Bus 3.0 and PCIe Base 3.0.
 
+use crate::faults::Moment;
+
 /// Bytes of configuration space.
 pub(crate) const SIZE: usize = 4096;
 
@@ -10,15 +12,22 @@ const MSI_X: usize = 0x70;
 const PCIE: usize = 0xa0;
 const AER: usize = 0x100;
 
-const COMMAND: usize = 0x04;
+pub(super) const COMMAND: usize = 0x04;
 const MEMORY_SPACE: u16 = 1 << 1;
-const BUS_MASTER: u16 = 1 << 2;
+pub(super) const BUS_MASTER: u16 = 1 << 2;
 
-const PM_CONTROL: usize = PM + 4;
+pub(super) const PM_CONTROL: usize = PM + 4;
+/// No_Soft_Reset (PCI PM 1.2, 3.2.4).
+pub(super) const NO_SOFT_RESET: u8 = 1 << 3;
 const MSI_CONTROL: usize = MSI + 2;
 const MSI_X_CONTROL: usize = MSI_X + 2;
+pub(super) const DEVICE_CAPABILITIES: usize = PCIE + 4;
+/// Function Level Reset Capability, in the last byte of Device Capabilities (PCIe 7.8.3).
+pub(super) const FLR_CAPABLE: u8 = 1 << 4;
 const DEVICE_CONTROL: usize = PCIE + 8;
-const DEVICE_STATUS: usize = PCIE + 10;
+pub(super) const DEVICE_STATUS: usize = PCIE + 10;
+/// Transactions Pending, in Device Status (PCIe 7.8.5).
+pub(super) const PENDING: u8 = 1 << 5;
 const INITIATE_FLR: u16 = 1 << 15;
 /// Unsupported request detected, non-fatal error detected (PCIe 7.8.5).
 const DEVICE_ERRORS: u16 = 1 << 3 | 1 << 1;
@@ -126,7 +135,7 @@ impl Space {
 
         self.set16(PCIE, 0x10); // last of the list
         self.set16(PCIE + 2, 0x0002); // version 2, endpoint
-        self.set32(PCIE + 4, 1 << 28 | 1 << 15 | 2); // FLR, role-based errors, 512-byte payload
+        self.set32(DEVICE_CAPABILITIES, 1 << 28 | 1 << 15 | 2); // FLR, role-based errors, 512-byte payload
         self.set16(DEVICE_CONTROL, 0x2810);
         self.allow16(DEVICE_CONTROL, 0x7fff);
         self.write_one_to_clear[DEVICE_STATUS] = 0x0f;
@@ -177,6 +186,30 @@ impl Space {
         } else {
             Effect::None
         }
+    }
+
+    /// What a write is, as triggers of faults know it, before it happens.
+    pub(super) fn moments(&self, offset: usize, data: &[u8]) -> Vec<Moment> {
+        let written = |at: usize| at.checked_sub(offset).and_then(|at| data.get(at));
+        let mut moments = Vec::new();
+        if let Some(command) = written(COMMAND) {
+            let was = self.get16(COMMAND) & BUS_MASTER != 0;
+            let is = u16::from(*command) & BUS_MASTER != 0;
+            match (was, is) {
+                (false, true) => moments.push(Moment::MasterOn),
+                (true, false) => moments.push(Moment::MasterOff),
+                _ => {}
+            }
+        }
+        if written(DEVICE_CONTROL + 1).is_some_and(|high| high & (INITIATE_FLR >> 8) as u8 != 0) {
+            moments.push(Moment::Reset);
+        }
+        moments
+    }
+
+    /// Bus Master Enable off, as a machine leaves it when a driver is gone.
+    pub(super) fn clear_master(&mut self) {
+        self.set16(COMMAND, self.get16(COMMAND) & !BUS_MASTER);
     }
 
     /// Every writable bit to its default, as a reset of the function leaves it. Errors logged in

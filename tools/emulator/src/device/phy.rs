@@ -72,6 +72,12 @@ impl Phy {
         self.carrier = carrier;
     }
 
+    /// Whether the cable is plugged in.
+    #[must_use]
+    pub(super) const fn has_carrier(&self) -> bool {
+        self.carrier
+    }
+
     fn control(&self) -> PhyControl {
         PhyControl::from_bits_retain(self.registers[CONTROL as usize])
     }

@@ -5,8 +5,6 @@ use failstop::igb::bits::{ReceiveControl, TransmitControl};
 use failstop::igb::registers::{RCTL, TCTL};
 
 use super::Device;
-use super::runaway::Runaway;
-use crate::faults::Fault;
 use crate::host::Host;
 
 impl Device {
@@ -36,7 +34,7 @@ impl Device {
             queue.enabled |= on;
         } else if queue.enabled {
             queue.enabled = false;
-            self.run_away(number, false, host);
+            self.told_to_stop(number, false, false, host);
         }
     }
 
@@ -48,26 +46,7 @@ impl Device {
             queue.enabled |= on;
         } else if queue.enabled {
             queue.enabled = false;
-            self.run_away(number, true, host);
-        }
-    }
-
-    pub(super) fn is_runaway(&self, queue: usize, transmit: bool) -> bool {
-        self.runaways
-            .iter()
-            .any(|runaway| runaway.queue == queue && runaway.transmit == transmit)
-    }
-
-    /// Lets a queue that was told to stop go on, if a fault says so.
-    pub(super) fn run_away(&mut self, queue: usize, transmit: bool, host: &mut dyn Host) {
-        let fault = if transmit {
-            Fault::TxQueueStuck
-        } else {
-            Fault::RxQueueStuck
-        };
-        if self.faults.has(fault) && self.is_bus_master() && !self.is_runaway(queue, transmit) {
-            let runaway = Runaway::start(queue, transmit, &self.file, host);
-            self.runaways.push(runaway);
+            self.told_to_stop(number, true, false, host);
         }
     }
 }

@@ -7,6 +7,7 @@ use failstop::igb::descriptors::{RxDone, RxErrors, RxKind, RxStatus};
 use failstop::igb::registers::{CTRL, QUEUE_STRIDE, RCTL, RDH, RXCSUM, SRRCTL, VET};
 
 use super::filter;
+use super::lies::{Lies, WriteBack};
 use super::offload::{self, Checksum, Layers, TCP, UDP};
 use super::registers::File;
 use super::ring::Ring;
@@ -152,6 +153,7 @@ pub(super) fn place(
     queue: &Queue,
     arrival: &Arrival,
     file: &mut File,
+    lies: &mut Lies<'_>,
     host: &mut dyn Host,
 ) -> Result<Placed, Abort> {
     let split: SplitReceive = file.of_queue(SRRCTL, arrival.queue);
@@ -170,18 +172,24 @@ pub(super) fn place(
     if ring.ready() < needed {
         return Ok(Placed::NoDescriptors);
     }
-    for (n, part) in arrival.bytes.chunks(buffer).enumerate() {
-        let slot = ring.slot(n as u32);
-        let address = host.dma_load(slot)?;
-        host.dma_write(address, part);
-        host.dma_store(slot, arrival.kind.0);
-        // The word with DD comes last, in one store: whoever sees it sees the rest.
-        let done = arrival.done(part.len(), n as u32 + 1 == needed);
-        host.dma_store(slot.wrapping_add(8), done.0);
+    let copies = lies.copies().min(ring.ready() / needed.max(1));
+    for n in 0..copies * needed {
+        let number = n % needed;
+        let start = number as usize * buffer;
+        let part = &arrival.bytes[start..arrival.bytes.len().min(start + buffer)];
+        let slot = ring.slot(n);
+        let done = arrival.done(part.len(), number + 1 == needed);
+        let back = WriteBack {
+            slot,
+            buffer: host.dma_load(slot)?,
+            payload: part,
+            words: [arrival.kind.0, done.0],
+        };
+        lies.receive(back, ring, host);
     }
     file.set(
         RDH.of(arrival.queue as u32, QUEUE_STRIDE),
-        ring.index(needed),
+        ring.index(copies * needed),
     );
     Ok(Placed::Written)
 }

@@ -1,4 +1,5 @@
-//! The statistics block: counters that a read clears and that stick at all-ones. §8.18
+//! The statistics block: counters that a read clears and that stick at all-ones. §8.18 Faults make
+//! them wrap, or run backwards.
 
 use failstop::igb::registers::RQDPC;
 use failstop::igb::statistics::{
@@ -53,9 +54,27 @@ impl Cast {
     }
 }
 
+/// How counters count.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Conduct {
+    /// As they should.
+    #[default]
+    Honest,
+    /// From just below their end, and over it.
+    Wraps,
+    /// Each read returns less than the one before.
+    Backwards,
+}
+
+/// Where counters that wrap stand after a read.
+const BELOW_END: u32 = u32::MAX - 16;
+/// Where counters that run backwards begin.
+const BACKWARDS: u32 = 0x4000_0000;
+
 /// The counters.
 #[derive(Debug)]
 pub(super) struct Statistics {
+    conduct: Conduct,
     counts: Vec<u32>,
     /// Packets that a queue dropped for want of descriptors (RQDPC).
     queue_drops: [u32; QUEUES as usize],
@@ -64,6 +83,7 @@ pub(super) struct Statistics {
 impl Default for Statistics {
     fn default() -> Self {
         Self {
+            conduct: Conduct::Honest,
             counts: vec![0; BYTES as usize / 4],
             queue_drops: [0; QUEUES as usize],
         }
@@ -78,15 +98,43 @@ impl Statistics {
                 .then(|| std::mem::take(&mut self.queue_drops[queue]));
         }
         let at = offset.checked_sub(START).filter(|at| *at < BYTES)?;
-        self.counts.get_mut(at as usize / 4).map(std::mem::take)
+        let count = self.counts.get_mut(at as usize / 4)?;
+        Some(match self.conduct {
+            Conduct::Honest => std::mem::take(count),
+            Conduct::Wraps => std::mem::replace(count, BELOW_END),
+            Conduct::Backwards => {
+                *count = count.wrapping_sub(1);
+                *count
+            }
+        })
+    }
+
+    /// Counts like this from now on.
+    pub(super) fn conduct(&mut self, conduct: Conduct) {
+        if conduct != self.conduct {
+            self.conduct = conduct;
+            self.counts.fill(match conduct {
+                Conduct::Honest => 0,
+                Conduct::Wraps => BELOW_END,
+                Conduct::Backwards => BACKWARDS,
+            });
+        }
     }
 
     fn add(&mut self, counter: Counter, n: u32) {
         let at = (counter.offset() - START) as usize / 4;
-        self.counts[at] = self.counts[at].saturating_add(n);
+        let count = self.counts[at];
+        self.counts[at] = match self.conduct {
+            Conduct::Honest => count.saturating_add(n),
+            Conduct::Wraps => count.wrapping_add(n),
+            Conduct::Backwards => count,
+        };
     }
 
     fn add_octets(&mut self, low: Counter, high: Counter, n: usize) {
+        if self.conduct == Conduct::Backwards {
+            return;
+        }
         let at = (low.offset() - START) as usize / 4;
         let (sum, carry) = self.counts[at].overflowing_add(n as u32);
         self.counts[at] = sum;
@@ -185,6 +233,34 @@ mod tests {
         statistics.sent(60, Cast::Uni);
         assert_eq!(statistics.take(GOTCH.offset()), Some(1));
         assert_eq!(statistics.take(GOTCL.offset()), Some(53));
+    }
+
+    #[test]
+    fn counters_that_wrap_do() {
+        let mut statistics = Statistics::default();
+        statistics.conduct(Conduct::Wraps);
+        for _ in 0..20 {
+            statistics.sent(60, Cast::Uni);
+        }
+        assert_eq!(statistics.take(GPTC.offset()), Some(3));
+        assert_eq!(statistics.take(GPTC.offset()), Some(BELOW_END));
+    }
+
+    #[test]
+    fn counters_that_run_backwards_return_less_each_time() {
+        let mut statistics = Statistics::default();
+        statistics.conduct(Conduct::Backwards);
+        let first = statistics.take(GPTC.offset());
+        statistics.sent(60, Cast::Uni);
+        assert!(statistics.take(GPTC.offset()) < first);
+    }
+
+    #[test]
+    fn counters_that_are_honest_again_begin_at_0() {
+        let mut statistics = Statistics::default();
+        statistics.conduct(Conduct::Wraps);
+        statistics.conduct(Conduct::Honest);
+        assert_eq!(statistics.take(GPTC.offset()), Some(0));
     }
 
     #[test]

@@ -4,11 +4,12 @@ use failstop::igb::bits::{ReceiveControl, SplitReceive, TransmitControl};
 use failstop::igb::registers::{RCTL, SRRCTL, TCTL};
 
 use super::filter::{self, Verdict};
+use super::lies::Lies;
 use super::receive::{self, Arrival, Placed};
 use super::ring::Ring;
 use super::statistics::Cast;
 use super::{BUDGET, Device, transmit};
-use crate::faults::Fault;
+use crate::faults::{Fault, Moment};
 use crate::host::Host;
 
 impl Device {
@@ -26,7 +27,13 @@ impl Device {
                 }
                 budget -= 1;
                 let queue = &mut self.transmit_queues[number];
-                match transmit::step(queue, number, ring, &mut self.file, host, &mut self.out) {
+                let mut lies = Lies {
+                    faults: &self.faults,
+                    late: &mut self.trouble.late,
+                    random: &mut self.trouble.random,
+                };
+                let (file, out) = (&mut self.file, &mut self.out);
+                match transmit::step(queue, number, ring, file, &mut lies, host, out) {
                     Ok(step) if step.reported => self.interrupts.queue(number, true),
                     Ok(_) => {}
                     Err(_) => {
@@ -67,9 +74,9 @@ impl Device {
             } else {
                 host.transmit(&frame);
             }
+            self.note(Moment::Frames, host);
         }
         self.out = out;
-        self.faults.begin(self.counters.tx_frames);
     }
 
     pub(super) fn arrive(&mut self, frame: Vec<u8>, host: &mut dyn Host) {
@@ -116,7 +123,12 @@ impl Device {
         }
         let number = arrival.queue;
         let queue = &mut self.receive_queues[number];
-        match receive::place(queue, &arrival, &mut self.file, host) {
+        let mut lies = Lies {
+            faults: &self.faults,
+            late: &mut self.trouble.late,
+            random: &mut self.trouble.random,
+        };
+        match receive::place(queue, &arrival, &mut self.file, &mut lies, host) {
             Ok(Placed::Written) => {
                 self.counters.rx_frames += 1;
                 self.counters.rx_bytes += arrival.into_bytes().len() as u64;

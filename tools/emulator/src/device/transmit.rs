@@ -1,9 +1,10 @@
 //! The transmit engine: descriptors in, frames out, write-backs. §7.2
 
 use failstop::igb::bits::TransmitControl;
-use failstop::igb::descriptors::{TxCommand, TxContext, TxData, TxDescriptor, TxDone, TxOptions};
+use failstop::igb::descriptors::{TxCommand, TxContext, TxData, TxDescriptor, TxOptions};
 use failstop::igb::registers::{QUEUE_STRIDE, TCTL, TDH, TDWBAH, TDWBAL, VET};
 
+use super::lies::Lies;
 use super::offload::{self, ETHERNET, SHORTEST};
 use super::registers::File;
 use super::ring::Ring;
@@ -64,6 +65,7 @@ pub(super) fn step(
     number: usize,
     ring: Ring,
     file: &mut File,
+    lies: &mut Lies<'_>,
     host: &mut dyn Host,
     out: &mut Vec<Vec<u8>>,
 ) -> Result<Step, Abort> {
@@ -87,16 +89,23 @@ pub(super) fn step(
     file.set(TDH.of(number as u32, QUEUE_STRIDE), head);
     let reported = words[1] as u32 & TxCommand::RS.bits() != 0;
     if reported {
-        write_back(number, slot, head, file, host);
+        write_back(number, slot, head, file, lies, host);
     }
     Ok(Step { reported })
 }
 
 /// Tells the driver: the head into its own memory where that is on (TDWBAL bit 0), else DD.
-fn write_back(number: usize, slot: u64, head: u32, file: &File, host: &mut dyn Host) {
+fn write_back(
+    number: usize,
+    slot: u64,
+    head: u32,
+    file: &File,
+    lies: &mut Lies<'_>,
+    host: &mut dyn Host,
+) {
     let low = file.of_queue(TDWBAL, number);
     if low & 1 == 0 {
-        host.dma_store(slot.wrapping_add(8), TxDone::DONE.0);
+        lies.send(slot, host);
     } else {
         let address = u64::from(low & !3) | u64::from(file.of_queue(TDWBAH, number)) << 32;
         host.dma_write(address, &head.to_le_bytes());

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -12,24 +12,32 @@ use failstop_pci::transport::vfio_user::wire::{
     encode_region_info, encode_version, exact, parse_version, split,
 };
 use nix::errno::Errno;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use zerocopy::IntoBytes;
 
 use super::connection::{MAX_DATA, MAX_FDS, Message};
+use super::incoming::Incoming;
 use super::irqs::{self, Irqs};
 use super::memory::{ClientMemory, MAX_MAPPINGS, PAGE};
 use super::wire::Wire;
-use crate::device::{CONFIG_SIZE, Device, Region, bar_size};
-use crate::faults::Fault;
-use crate::host::{Abort, Host};
+use crate::device::{CONFIG_SIZE, Device, Region, Reset, bar_size};
+use crate::faults::fault::MessageType;
+use crate::faults::{Fault, Moment};
+use crate::host::{Abort, Host, Notice};
 use crate::stats::{ServerCounters, Stats};
 
 /// BARs, expansion ROM (none), configuration space, VGA (none) (`VFIO_PCI_NUM_REGIONS`).
 const REGIONS: u32 = 9;
+const REGISTERS: u32 = 0;
 const FLASH: u32 = 1;
-const CONFIG: u32 = 7;
+pub(super) const CONFIG: u32 = 7;
 /// `VFIO_DMA_UNMAP_FLAG_ALL` of `linux/vfio.h`.
 const UNMAP_ALL: u32 = 1 << 1;
+
+/// How long a file that is said to be the registers' keeps its length.
+const OFFERED: Duration = Duration::from_millis(5);
+/// How often eventfds are made to block.
+const BLOCK: Duration = Duration::from_millis(1);
 
 /// The world around the device: its client's memory and eventfds, the cable, the machine's clock.
 #[derive(Debug)]
@@ -60,6 +68,14 @@ impl Host for World {
         self.memory.store(iova, value);
     }
 
+    fn mapping(&self, iova: u64) -> Option<u64> {
+        self.memory.mapping_at(iova)
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.irqs.tell(notice);
+    }
+
     fn interrupt(&mut self, vector: u32) {
         self.irqs.fire(vector);
     }
@@ -82,6 +98,23 @@ pub enum Outcome {
     Silence,
     /// This goes to the client, and the connection ends.
     Hangup(Vec<u8>),
+    /// The server ends.
+    Death,
+}
+
+/// Why a command is not carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Refusal {
+    /// For this reason.
+    Errno(Errno),
+    /// A fault leaves it without an answer.
+    Silence,
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
 }
 
 type Payload = (Vec<u8>, Option<OwnedFd>);
@@ -94,6 +127,10 @@ pub struct Service {
     /// The world around it.
     pub world: World,
     flash: File,
+    /// The file that was offered as the registers', and when it is cut short.
+    offered: Option<(File, Duration)>,
+    /// When the client's eventfds are made to block again.
+    block_due: Duration,
     negotiated: bool,
     counters: ServerCounters,
 }
@@ -119,6 +156,8 @@ impl Service {
             device,
             world,
             flash: flash()?,
+            offered: None,
+            block_due: Duration::ZERO,
             negotiated: false,
             counters: ServerCounters::default(),
         })
@@ -132,6 +171,7 @@ impl Service {
             device: self.device.counters().clone(),
             dma: self.world.memory.dma().clone(),
             stray: self.world.memory.stray().clone(),
+            rogue: self.device.rogue_dma().clone(),
             server: ServerCounters {
                 mappings,
                 mapped_bytes,
@@ -160,25 +200,36 @@ impl Service {
     pub fn attach(&mut self) {
         self.counters.clients += 1;
         self.negotiated = false;
+        self.device.note(Moment::Open, &mut self.world);
     }
 
-    /// The client is gone, and with it all that it mapped and asked for. The device is reset, as the
-    /// kernel resets a function when the last reference to it is closed.
+    /// The client is gone, and with it all that it mapped and asked for. The device loses bus
+    /// mastering and is reset, as the kernel does it when the last reference to a function is closed.
     pub fn detach(&mut self) {
-        let now = self.world.now();
-        self.device.reset_function(now);
+        self.device.note(Moment::Detach, &mut self.world);
+        self.device.release(&mut self.world);
         self.world.memory.clear();
         self.world.irqs.clear();
         self.negotiated = false;
     }
 
-    /// Does what a message asks.
+    /// Whether this fault has begun.
+    fn has(&self, fault: Fault) -> bool {
+        self.device.faults().has(fault)
+    }
+
+    /// Does what a message asks, or what a fault makes of it.
     pub fn handle(&mut self, message: Message) -> Outcome {
         self.counters.messages += 1;
         let header = message.header;
+        let incoming = Incoming::of(&message);
+        self.note(incoming);
+        if let Some(instead) = self.interfere(incoming, &header) {
+            return instead;
+        }
         let first = !self.negotiated;
         let result = self.dispatch(message);
-        if let Err(errno) = &result {
+        if let Err(Refusal::Errno(errno)) = &result {
             self.counters.refused += 1;
             log::debug!("command {} refused: {errno}", header.command);
         }
@@ -188,9 +239,11 @@ impl Service {
         }
         match result {
             Ok((payload, fd)) => {
-                Outcome::Reply(encode(&header.reply(payload.len()), &payload, &[]), fd)
+                let reply = encode(&header.reply(payload.len()), &payload, &[]);
+                Outcome::Reply(self.shorten(incoming, reply), fd)
             }
-            Err(errno) => {
+            Err(Refusal::Silence) => Outcome::Silence,
+            Err(Refusal::Errno(errno)) => {
                 let reply = encode(&header.failure(errno as u32), &[], &[]);
                 if hang_up {
                     Outcome::Hangup(reply)
@@ -201,38 +254,110 @@ impl Service {
         }
     }
 
-    fn dispatch(&mut self, message: Message) -> Result<Payload, Errno> {
+    /// Tells faults that wait for a message that it came.
+    fn note(&mut self, incoming: Incoming) {
+        self.device.note(Moment::Message, &mut self.world);
+        let moment = match incoming.of {
+            Some(MessageType::Map) => Moment::Map,
+            Some(MessageType::Unmap) => Moment::Unmap,
+            Some(MessageType::Reset) => Moment::Reset,
+            _ => return,
+        };
+        self.device.note(moment, &mut self.world);
+    }
+
+    /// What a fault of the server does instead of what a message asks.
+    fn interfere(&mut self, incoming: Incoming, header: &Header) -> Option<Outcome> {
+        let faults = self.device.faults();
+        if faults.is_quiet() {
+            return None;
+        }
+        let (fault, once, outcome) = faults.find(|fault| match fault {
+            Fault::ServerDies(Some(of)) if incoming.is(of) => Some((fault, false, Outcome::Death)),
+            Fault::ServerHangs(messages) if incoming.is_among(messages) => {
+                Some((fault, messages.once, Outcome::Silence))
+            }
+            Fault::ServerError(errno, messages) if incoming.is_among(messages) => {
+                let reply = encode(&header.failure(errno.number().unsigned_abs()), &[], &[]);
+                let outcome = if header.wants_no_reply() {
+                    Outcome::Silence
+                } else {
+                    Outcome::Reply(reply, None)
+                };
+                Some((fault, messages.once, outcome))
+            }
+            _ => None,
+        })?;
+        if matches!(fault, Fault::ServerError(..)) {
+            self.counters.refused += 1;
+        }
+        if once {
+            self.device.end_fault(fault);
+        }
+        Some(outcome)
+    }
+
+    /// Cuts a reply short, if a fault says so: to half of its payload, or, without one, to a size
+    /// that no message has.
+    fn shorten(&mut self, incoming: Incoming, mut reply: Vec<u8>) -> Vec<u8> {
+        let short = self.device.faults().find(|fault| match fault {
+            Fault::ServerShort(messages) if incoming.is_among(messages) => Some((fault, messages)),
+            _ => None,
+        });
+        let Some((fault, messages)) = short else {
+            return reply;
+        };
+        if messages.once {
+            self.device.end_fault(fault);
+        }
+        let payload = reply.len().saturating_sub(Header::SIZE);
+        let size = if payload == 0 {
+            Header::SIZE / 2
+        } else {
+            reply.truncate(Header::SIZE + payload / 2);
+            reply.len()
+        };
+        // The size stands behind id and command.
+        reply[4..8].copy_from_slice(&(size as u32).to_ne_bytes());
+        reply
+    }
+
+    fn dispatch(&mut self, message: Message) -> Result<Payload, Refusal> {
         let header: Header = message.header;
         let payload = &message.payload[..];
-        // A server-initiated command is never sent, so there is no reply to expect.
+        // A server-initiated command is never sent, so there is no reply to expect, unless a fault
+        // asked.
         if header.flags().is_none_or(|flags| flags.bits() & 0xF != 0) {
-            return Err(Errno::EINVAL);
+            return Err(if self.has(Fault::ServerAsks) {
+                Refusal::Silence
+            } else {
+                Errno::EINVAL.into()
+            });
         }
         let command = Command::from_number(header.command).ok_or(Errno::ENOTSUP)?;
         if self.negotiated == (command == Command::Version) {
-            return Err(Errno::EINVAL);
-        }
-        if self.negotiated {
-            for fault in self.device.faults().active() {
-                if let Fault::ServerError(errno) = fault {
-                    return Err(*errno);
-                }
-            }
+            return Err(Errno::EINVAL.into());
         }
         match command {
-            Command::Version => self.version(payload).map(plain),
+            Command::Version => Ok(plain(self.version(payload)?)),
             Command::DmaMap => {
                 let map: DmaMap = exact("DMA map", payload).map_err(invalid)?;
                 let fd = one(message.fds)?;
+                if let Some(fd) = &fd
+                    && self.has(Fault::TruncateDma)
+                {
+                    cut_short(fd);
+                }
                 self.world
                     .memory
                     .map(map.address, map.size, map.offset, map.flags, fd)?;
                 Ok(plain(Vec::new()))
             }
-            Command::DmaUnmap => self.unmap(payload).map(plain),
+            Command::DmaUnmap => Ok(plain(self.unmap(payload)?)),
             Command::DeviceGetInfo => {
                 exact::<DeviceInfo>("device info", payload).map_err(invalid)?;
-                let flags = DeviceFlags::RESET | DeviceFlags::PCI;
+                let mut flags = DeviceFlags::RESET | DeviceFlags::PCI;
+                flags.set(DeviceFlags::RESET, !self.has(Fault::NoFlr));
                 let info = DeviceInfo {
                     argsz: size_of::<DeviceInfo>() as u32,
                     flags: flags.bits(),
@@ -241,8 +366,8 @@ impl Service {
                 };
                 Ok(plain(info.as_bytes().to_vec()))
             }
-            Command::DeviceGetRegionInfo => self.region_info(payload),
-            Command::DeviceGetIrqInfo => irq_info(payload).map(plain),
+            Command::DeviceGetRegionInfo => Ok(self.region_info(payload)?),
+            Command::DeviceGetIrqInfo => Ok(plain(irq_info(payload)?)),
             Command::DeviceSetIrqs => {
                 let (set, data) = split::<IrqSet>("IRQ set", payload).map_err(invalid)?;
                 self.world.irqs.set(&set, data, message.fds)?;
@@ -250,16 +375,19 @@ impl Service {
                 self.device.run(&mut self.world);
                 Ok(plain(Vec::new()))
             }
-            Command::RegionRead => self.region_read(payload).map(plain),
-            Command::RegionWrite => self.region_write(payload).map(plain),
+            Command::RegionRead => Ok(plain(self.region_read(payload)?)),
+            Command::RegionWrite => Ok(plain(self.region_write(payload)?)),
             Command::DeviceReset => {
                 exact::<[u8; 0]>("reset", payload).map_err(invalid)?;
-                let now = self.world.now();
-                self.device.reset_function(now);
-                Ok(plain(Vec::new()))
+                match self.device.reset_function(&mut self.world) {
+                    Reset::Done => Ok(plain(Vec::new())),
+                    Reset::Failed(errno) => Err(errno.into()),
+                    Reset::Absent => Err(Errno::ENOTSUP.into()),
+                    Reset::Hangs => Err(Refusal::Silence),
+                }
             }
             Command::DeviceGetRegionIoFds | Command::DmaRead | Command::DmaWrite => {
-                Err(Errno::ENOTSUP)
+                Err(Errno::ENOTSUP.into())
             }
         }
     }
@@ -304,7 +432,7 @@ impl Service {
         Ok(unmap.as_bytes().to_vec())
     }
 
-    fn region_info(&self, payload: &[u8]) -> Result<Payload, Errno> {
+    fn region_info(&mut self, payload: &[u8]) -> Result<Payload, Errno> {
         let asked: RegionInfo = exact("region info", payload).map_err(invalid)?;
         if asked.index >= REGIONS {
             return Err(Errno::EINVAL);
@@ -315,7 +443,12 @@ impl Service {
             flags = RegionFlags::empty();
         }
         let mut areas = Vec::new();
-        if asked.index == FLASH {
+        let file = match asked.index {
+            FLASH => Some(self.flash.try_clone()),
+            REGISTERS if self.has(Fault::TruncateBar) => Some(self.offer_registers()),
+            _ => None,
+        };
+        if file.is_some() {
             flags |= RegionFlags::MMAP;
             areas.push(SparseArea { offset: 0, size });
         }
@@ -329,11 +462,48 @@ impl Service {
         };
         let reply = encode_region_info(info, &areas, asked.argsz);
         // The descriptor comes with the areas that it is for.
-        let fd = (reply.len() > size_of::<RegionInfo>())
-            .then(|| self.flash.try_clone())
+        let fd = file
+            .filter(|_| reply.len() > size_of::<RegionInfo>())
             .transpose()
             .map_err(|_| Errno::EMFILE)?;
         Ok((reply, fd.map(OwnedFd::from)))
+    }
+
+    /// A file that is said to be the registers', and will be cut short.
+    fn offer_registers(&mut self) -> io::Result<File> {
+        let file = file_of("failstop-registers", bar_size(REGISTERS as usize), 0)?;
+        self.offered = Some((file.try_clone()?, self.world.now() + OFFERED));
+        Ok(file)
+    }
+
+    /// Does what faults of the server do by themselves.
+    pub fn misbehave(&mut self) {
+        let now = self.world.now();
+        if let Some((file, _)) = self.offered.take_if(|(_, end)| now >= *end) {
+            cut_short(&file);
+        }
+        let block = self.device.faults().find(|fault| match fault {
+            Fault::IrqBlock(block) => Some(block),
+            _ => None,
+        });
+        if let Some(block) = block
+            && now >= self.block_due
+        {
+            self.block_due = now + BLOCK;
+            self.world.irqs.block(block);
+        }
+    }
+
+    /// When [`Service::misbehave`] has something to do, if ever.
+    #[must_use]
+    pub fn next_misbehaviour(&self) -> Option<Duration> {
+        let faults = self.device.faults();
+        let blocks = faults.find(|fault| match fault {
+            Fault::IrqBlock(_) => Some(self.block_due),
+            _ => None,
+        });
+        let offered = self.offered.as_ref().map(|(_, end)| *end);
+        [blocks, offered].into_iter().flatten().min()
     }
 
     fn region_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -442,12 +612,27 @@ fn one(mut fds: Vec<OwnedFd>) -> Result<Option<OwnedFd>, Errno> {
 
 /// The flash: memory that clients may map, of a size that they cannot change.
 fn flash() -> io::Result<File> {
-    let fd = rustix::fs::memfd_create(
-        "failstop-flash",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
-    let file = File::from(fd);
-    file.write_all_at(&vec![0xFF; bar_size(1) as usize], 0)?;
+    let file = file_of("failstop-flash", bar_size(FLASH as usize), 0xFF)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
+}
+
+/// A file in memory of so many bytes of this value.
+fn file_of(name: &str, bytes: u64, value: u8) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create(name, flags)?);
+    file.write_all_at(&vec![value; bytes as usize], 0)?;
+    Ok(file)
+}
+
+/// Cuts a file short, and punches a hole where it keeps its length.
+fn cut_short(file: &impl AsFd) {
+    let size = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.unsigned_abs());
+    let cut = rustix::fs::ftruncate(file, 0);
+    log::info!("a file of {size} bytes is cut short: {cut:?}");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if cut.is_err() && size > 0 {
+        let punched = rustix::fs::fallocate(file, hole, 0, size);
+        log::info!("a hole is punched into it: {punched:?}");
+    }
 }

@@ -8,6 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 
 use crate::device::VECTORS;
+use crate::faults::fault::Block;
+pub use crate::host::Notice;
 
 const INTX: usize = 0;
 const MSI: usize = 1;
@@ -17,6 +19,9 @@ const REQUEST: usize = 4;
 /// Kinds: INTx, MSI, MSI-X, error, request (`VFIO_PCI_*_IRQ_INDEX`).
 pub const KINDS: u32 = 5;
 const COUNTS: [u32; KINDS as usize] = [1, 1, VECTORS, 1, 1];
+
+/// The most that an eventfd's counter holds: one more signal does not fit.
+const FULL: u64 = u64::MAX - 1;
 
 /// An eventfd of the client's.
 #[derive(Debug)]
@@ -44,26 +49,41 @@ impl Signal {
         })
     }
 
-    fn fire(&self) {
-        if self.may_block {
-            let mut poll = [PollFd::new(&self.fd, PollFlags::OUT)];
-            let ready = rustix::event::poll(&mut poll, Some(&Timespec::default()));
-            if ready != Ok(1) {
-                return;
+    /// Makes it block for whoever shares it: the mode belongs to the open file, which its other end
+    /// has too.
+    fn block(&mut self, how: Block) {
+        let flags = rustix::fs::fcntl_getfl(&self.fd).unwrap_or(OFlags::RDWR);
+        let blocking = rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::NONBLOCK);
+        self.may_block |= blocking.is_ok();
+        // One at a time, and only after a look: nothing here may block ourselves.
+        let readable = || self.is_ready(PollFlags::IN);
+        match how {
+            Block::Empty if readable() => {
+                let _empty = rustix::io::read(&self.fd, &mut [0u8; 8]);
             }
+            Block::Empty => {}
+            Block::Full if !self.is_ready(PollFlags::OUT) => {}
+            Block::Full => {
+                if readable() {
+                    let _empty = rustix::io::read(&self.fd, &mut [0u8; 8]);
+                }
+                let _full = rustix::io::write(&self.fd, &FULL.to_ne_bytes());
+            }
+        }
+    }
+
+    fn is_ready(&self, events: PollFlags) -> bool {
+        let mut poll = [PollFd::new(&self.fd, events)];
+        rustix::event::poll(&mut poll, Some(&Timespec::default())) == Ok(1)
+    }
+
+    fn fire(&self) {
+        if self.may_block && !self.is_ready(PollFlags::OUT) {
+            return;
         }
         // A counter that is full already wakes whoever waits.
         let _full = rustix::io::write(self.fd.as_fd(), &1u64.to_ne_bytes());
     }
-}
-
-/// What a client is told of beside interrupts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Notice {
-    /// The bus reported an uncorrectable error of the function.
-    Error,
-    /// The function is wanted back.
-    Request,
 }
 
 /// The eventfds of all kinds.
@@ -162,6 +182,13 @@ impl Irqs {
         };
         let signal = self.kinds[kind].first().and_then(Option::as_ref);
         signal.inspect(|signal| signal.fire()).is_some()
+    }
+
+    /// Makes every eventfd block, for the client too, and keeps it full or empty.
+    pub fn block(&mut self, how: Block) {
+        for signal in self.kinds.iter_mut().flatten().flatten() {
+            signal.block(how);
+        }
     }
 
     /// Forgets every eventfd.

@@ -17,8 +17,9 @@ use nix::errno::Errno;
 use rustix::fs::{FileType, SealFlags};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
+use super::fork::Shared;
 use crate::host::Abort;
-use crate::stats::{DmaCounters, StrayDma};
+use crate::stats::{DmaCounters, KEPT_ADDRESSES, StrayDma};
 
 /// Mappings at once (`max_dma_maps`).
 pub const MAX_MAPPINGS: usize = 65_535;
@@ -119,6 +120,8 @@ struct Mapping {
     /// None when it came without a descriptor: mapped, but out of reach.
     backing: Option<Arc<Backing>>,
     flags: DmaFlags,
+    /// No other mapping ever has this number.
+    serial: u64,
 }
 
 /// Why an access goes nowhere.
@@ -135,6 +138,7 @@ pub struct ClientMemory {
     /// Ascending, without overlap.
     mappings: Vec<Mapping>,
     files: Vec<Weak<Backing>>,
+    next_serial: u64,
     peak: usize,
     dma: DmaCounters,
     stray: StrayDma,
@@ -178,6 +182,27 @@ impl ClientMemory {
         self.mappings.partition_point(|m| m.last < iova)
     }
 
+    /// What clients shared, as it is mapped into this process.
+    pub(super) fn shared(&self) -> Vec<Shared> {
+        let files = self.files.iter().filter_map(Weak::upgrade);
+        files
+            .filter_map(|backing| match &backing.access {
+                Access::Mapped { region, writable } => writable.then(|| Shared {
+                    start: region.as_ptr(),
+                    len: region.size(),
+                }),
+                Access::File(_) => None,
+            })
+            .collect()
+    }
+
+    /// The number of the mapping that holds this address: no other ever has it.
+    #[must_use]
+    pub fn mapping_at(&self, iova: u64) -> Option<u64> {
+        let mapping = self.mappings.get(self.first_from(iova))?;
+        (mapping.start <= iova).then_some(mapping.serial)
+    }
+
     /// Maps `size` bytes at `address` to the file behind `fd`, from `offset` on. All in bytes.
     ///
     /// # Errors
@@ -219,7 +244,9 @@ impl ClientMemory {
             offset,
             backing,
             flags,
+            serial: self.next_serial,
         };
+        self.next_serial += 1;
         self.mappings.insert(at, mapping);
         self.peak = self.peak.max(self.mappings.len());
         Ok(())
@@ -311,11 +338,15 @@ impl ClientMemory {
         match miss {
             Miss::Unreachable => self.stray.unreachable += 1,
             Miss::Stray => {
-                log::warn!(
-                    "stray {} of {len} bytes at {iova:#x}",
-                    if write { "write" } else { "read" }
-                );
                 self.stray.note(iova, len, write);
+                // A device that does not stop would fill any log.
+                let level = if self.stray.total() <= KEPT_ADDRESSES as u64 {
+                    log::Level::Warn
+                } else {
+                    log::Level::Debug
+                };
+                let what = if write { "write" } else { "read" };
+                log::log!(level, "stray {what} of {len} bytes at {iova:#x}");
             }
         }
     }

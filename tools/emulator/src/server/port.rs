@@ -11,11 +11,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 
 use super::connection::{Closed, Connection};
+use super::fork;
 use super::handler::{Outcome, Service};
 use super::irqs::Notice;
+use super::replies::Replies;
+use crate::faults::fault::Messages;
 use crate::faults::{Fault, Spec};
 use crate::host::Host;
-use crate::stats::Stats;
+use crate::stats::{LogEntry, Stats};
 
 /// Messages handled before frames and commands get their turn.
 const MESSAGES: usize = 64;
@@ -24,6 +27,9 @@ const FRAMES: usize = 256;
 
 /// How soon frames that wait for room at a datagram socket are tried again.
 const RETRY: Duration = Duration::from_millis(1);
+
+/// How long a port may take to answer the control socket.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// What the control socket asks of a port.
 #[derive(Debug)]
@@ -40,6 +46,12 @@ pub enum Request {
     Fault(Spec),
     /// Ends all misbehaviour.
     ClearFaults,
+    /// Switches the device off and on.
+    PowerCycle,
+    /// Puts a mark into the log.
+    Phase(String),
+    /// The latest lines of the log.
+    Log(usize, Sender<Vec<LogEntry>>),
     /// Ends the port.
     Stop,
 }
@@ -64,7 +76,16 @@ impl Handle {
     pub fn stats(&self) -> Option<Stats> {
         let (sender, receiver) = mpsc::channel();
         self.send(Request::Stats(sender));
-        receiver.recv_timeout(Duration::from_secs(5)).ok()
+        receiver.recv_timeout(ANSWER).ok()
+    }
+
+    /// The latest accesses that faults made, so many at most, oldest first; none when the port has
+    /// ended or does not answer.
+    #[must_use]
+    pub fn log(&self, lines: usize) -> Option<Vec<LogEntry>> {
+        let (sender, receiver) = mpsc::channel();
+        self.send(Request::Log(lines, sender));
+        receiver.recv_timeout(ANSWER).ok()
     }
 }
 
@@ -85,8 +106,12 @@ pub struct Port {
     connection: Option<Connection>,
     requests: Receiver<Request>,
     wake: Arc<OwnedFd>,
-    /// When the message that waits may be handled (fault `slow`).
+    /// When the message that waits may be handled (fault `server-slow`).
     not_before: Option<Duration>,
+    replies: Replies,
+    /// Whether this is a process of its own, which may have children.
+    may_fork: bool,
+    child: Option<fork::Child>,
 }
 
 /// What one round of the loop leaves.
@@ -96,6 +121,20 @@ enum Next {
     Again,
     /// Nothing until something happens.
     Wait,
+}
+
+/// Why a client is served no longer.
+enum Ended {
+    /// Its connection is over.
+    Closed(Closed),
+    /// The server dies.
+    Dead,
+}
+
+impl From<Closed> for Ended {
+    fn from(closed: Closed) -> Self {
+        Self::Closed(closed)
+    }
 }
 
 impl Port {
@@ -119,8 +158,16 @@ impl Port {
             requests,
             wake,
             not_before: None,
+            replies: Replies::default(),
+            may_fork: false,
+            child: None,
         };
         Ok((port, handle))
+    }
+
+    /// Lets the fault `server-forks` happen: the process is the emulator's own.
+    pub const fn allow_fork(&mut self) {
+        self.may_fork = true;
     }
 
     /// Serves until told to stop.
@@ -133,10 +180,15 @@ impl Port {
             if let Some(end) = self.requests() {
                 return Ok(end);
             }
-            if self.has(Fault::ServerDies) {
+            if self.has(Fault::ServerDies(None)) {
                 return Ok(End::Died);
             }
-            let messages = self.messages();
+            self.service.misbehave();
+            self.fork();
+            let messages = match self.messages() {
+                Some(next) => next,
+                None => return Ok(End::Died),
+            };
             let frames = self.frames();
             let more = self.service.device.run(&mut self.service.world);
             if !more && messages == Next::Wait && frames == Next::Wait {
@@ -150,11 +202,32 @@ impl Port {
     }
 
     fn delay(&self) -> Option<Duration> {
-        let faults = self.service.device.faults().active();
-        faults.iter().find_map(|fault| match fault {
-            Fault::Slow(delay) => Some(*delay),
+        let faults = self.service.device.faults();
+        faults.find(|fault| match fault {
+            Fault::ServerSlow(delay) => Some(delay),
             _ => None,
         })
+    }
+
+    /// Whether no message is taken at all.
+    fn hangs(&self) -> bool {
+        self.has(Fault::ServerHangs(Messages::ALL))
+    }
+
+    fn fork(&mut self) {
+        if !self.has(Fault::ServerForks) {
+            return;
+        }
+        self.service.device.end_fault(Fault::ServerForks);
+        if !self.may_fork {
+            log::warn!("server-forks needs an emulator in a process of its own");
+            return;
+        }
+        let shared = self.service.world.memory.shared();
+        match fork::Child::start(&shared) {
+            Ok(child) => self.child = Some(child),
+            Err(error) => log::warn!("no child can be started: {error}"),
+        }
     }
 
     fn requests(&mut self) -> Option<End> {
@@ -172,8 +245,16 @@ impl Port {
                         log::warn!("no client listens for {notice:?}");
                     }
                 }
-                Ok(Request::Fault(spec)) => service.device.add_fault(spec),
-                Ok(Request::ClearFaults) => service.device.clear_faults(),
+                Ok(Request::Fault(spec)) => service.device.add_fault(spec, &mut service.world),
+                Ok(Request::ClearFaults) => {
+                    service.device.clear_faults(&mut service.world);
+                    self.child = None;
+                }
+                Ok(Request::PowerCycle) => service.device.power_cycle(&mut service.world),
+                Ok(Request::Phase(word)) => service.device.mark(word, &service.world),
+                Ok(Request::Log(lines, reply)) => {
+                    let _gone = reply.send(service.device.log(lines));
+                }
                 Ok(Request::Stop) | Err(mpsc::TryRecvError::Disconnected) => {
                     return Some(End::Stopped);
                 }
@@ -182,27 +263,30 @@ impl Port {
         }
     }
 
-    fn messages(&mut self) -> Next {
-        if self.has(Fault::ServerHangs) {
-            return Next::Wait;
+    /// Handles messages; none when the server dies of one.
+    fn messages(&mut self) -> Option<Next> {
+        if self.hangs() {
+            return Some(Next::Wait);
         }
         let result = match &mut self.connection {
             Some(_) => self.serve_client(),
-            None => return self.accept(),
+            None => return Some(self.accept()),
         };
-        match result {
+        Some(match result {
             Ok(next) => next,
-            Err(closed) => {
+            Err(Ended::Dead) => return None,
+            Err(Ended::Closed(closed)) => {
                 match closed {
                     Closed::ByClient => log::info!("{closed}"),
                     _ => log::warn!("{closed}: {:?}", std::error::Error::source(&closed)),
                 }
                 self.connection = None;
                 self.not_before = None;
+                self.replies.clear();
                 self.service.detach();
                 Next::Again
             }
-        }
+        })
     }
 
     fn accept(&mut self) -> Next {
@@ -221,12 +305,15 @@ impl Port {
         }
     }
 
-    fn serve_client(&mut self) -> Result<Next, Closed> {
+    fn serve_client(&mut self) -> Result<Next, Ended> {
         let delay = self.delay();
         let Some(connection) = &mut self.connection else {
             return Ok(Next::Wait);
         };
         connection.flush()?;
+        let now = self.service.world.now();
+        self.replies
+            .run(self.service.device.faults(), now, connection)?;
         let mut filled = false;
         for _ in 0..MESSAGES {
             if connection.is_clogged() {
@@ -251,12 +338,17 @@ impl Port {
             };
             self.not_before = None;
             match self.service.handle(message) {
-                Outcome::Reply(bytes, fd) => connection.send(bytes, fd)?,
+                Outcome::Reply(bytes, fd) => {
+                    let now = self.service.world.now();
+                    let faults = self.service.device.faults();
+                    self.replies.send((bytes, fd), faults, now, connection)?;
+                }
                 Outcome::Silence => {}
                 Outcome::Hangup(bytes) => {
                     connection.send(bytes, None)?;
-                    return Err(Closed::Refused);
+                    return Err(Closed::Refused.into());
                 }
+                Outcome::Death => return Err(Ended::Dead),
             }
             if delay.is_some() && connection.has_message() {
                 self.not_before = delay.map(|delay| self.service.world.now() + delay);
@@ -284,7 +376,11 @@ impl Port {
         let now = self.service.world.now();
         let event = self.service.device.next_event(now);
         let retry = self.service.world.wire.flush().then_some(now + RETRY);
-        let until = [event, self.not_before, retry].into_iter().flatten().min();
+        let asks = self.connection.is_some() && self.has(Fault::ServerAsks);
+        let replies = self.replies.next_event(asks);
+        let faults = self.service.next_misbehaviour();
+        let events = [event, self.not_before, retry, replies, faults];
+        let until = events.into_iter().flatten().min();
         let timeout = until.map(|until| {
             // A moment that has come is no reason to spin: the round that led here has seen it.
             let left = until.saturating_sub(now).max(Duration::from_micros(50));
@@ -293,7 +389,7 @@ impl Port {
                 tv_nsec: left.subsec_nanos().into(),
             }
         });
-        let hangs = self.has(Fault::ServerHangs);
+        let hangs = self.hangs();
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         match &self.connection {
             Some(connection) => {

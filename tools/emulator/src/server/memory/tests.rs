@@ -199,3 +199,30 @@ fn unmap_takes_whole_mappings_only() {
     assert_eq!(memory.unmap(0, 0), Err(Errno::EINVAL));
     assert_eq!(memory.unmap(0, 0x10000), Ok(2 * PAGE));
 }
+
+#[test]
+fn a_mapping_at_an_old_address_is_another_one() {
+    let (mut memory, fd) = mapped(2, true);
+    let first = memory.mapping_at(0x1000);
+    assert!(first.is_some());
+    assert_eq!(memory.mapping_at(0x2fff), first);
+    memory.unmap(0x1000, 2 * PAGE).unwrap();
+    assert_eq!(memory.mapping_at(0x1000), None);
+    memory.map(0x1000, PAGE, 0, RW, Some(fd)).unwrap();
+    assert!(
+        memory
+            .mapping_at(0x1000)
+            .is_some_and(|now| Some(now) != first)
+    );
+    memory.clear();
+    assert_eq!(memory.mapping_at(0x1000), None);
+}
+
+#[test]
+fn addresses_around_a_mapping_are_not_in_it() {
+    let (memory, _fd) = mapped(1, true);
+    assert_eq!(
+        (memory.mapping_at(0xfff), memory.mapping_at(0x2000)),
+        (None, None)
+    );
+}
