@@ -30,9 +30,9 @@ const FOLDER: &str = "tests/mutations";
 /// Where copy, build and logs are, from the top of the repository.
 const WORK: &str = "target/mutate";
 /// How long the tests of one package may run: a test that waits for ever noticed the mutation too.
-const DEADLINE: Duration = Duration::from_secs(600);
+const DEADLINE: Duration = Duration::from_secs(300);
 /// How long one test may.
-const DEADLINE_OF_ONE: Duration = Duration::from_secs(120);
+const DEADLINE_OF_ONE: Duration = Duration::from_secs(90);
 /// What the line begins with that names the test which noticed a mutation when it was last recorded.
 const NOTICED_BY: &str = "# Noticed by ";
 /// How long a build may take, on a slow machine from nothing.
@@ -447,7 +447,7 @@ impl Copy {
         Ok(match status {
             Some(status) if status.success() => None,
             Some(_) => Some(first_red(output).unwrap_or(Red::Process)),
-            None => Some(Red::Endless),
+            None => Some(first_endless(output).unwrap_or(Red::Endless)),
         })
     }
 
@@ -491,19 +491,30 @@ impl fmt::Display for Red {
 
 /// The first test that failed, from what cargo and test programs print in their short form.
 fn first_red(output: &str) -> Option<Red> {
+    first(output, |line| {
+        let name = line.strip_prefix("---- ")?.strip_suffix(" ----")?;
+        Some(name.strip_suffix(" stdout").unwrap_or(name))
+    })
+}
+
+/// The first test of which its program said that it takes long.
+fn first_endless(output: &str) -> Option<Red> {
+    first(output, |line| {
+        let (name, _) = line.split_once(" has been running for over ")?;
+        name.rsplit_once("test ").map(|(_, name)| name)
+    })
+}
+
+/// The first test that a line names, and the program that it is of.
+fn first<'a>(output: &'a str, named: impl Fn(&'a str) -> Option<&'a str>) -> Option<Red> {
     let mut target = None;
     for line in output.lines() {
         if let Some(program) = line.trim_start().strip_prefix("Running ") {
             target = target_of(program);
         }
-        let name = line
-            .strip_prefix("---- ")
-            .and_then(|line| line.strip_suffix(" ----"));
-        if let Some(name) = name {
-            return Some(Red::Test {
-                target: target?,
-                name: name.strip_suffix(" stdout").unwrap_or(name).to_owned(),
-            });
+        if let Some(name) = named(line) {
+            let (target, name) = (target?, name.to_owned());
+            return Some(Red::Test { target, name });
         }
     }
     None
@@ -607,6 +618,15 @@ mod tests {
             );
         }
         assert_eq!(first_red("error: test failed\n"), None);
+    }
+
+    #[test]
+    fn a_test_that_does_not_end_is_named() {
+        let output = "     Running tests/ladder.rs (target/debug/deps/x-1)\n\nrunning 2 tests\n\
+                      ..test c40_a_sleeper_is_woken has been running for over 60 seconds\n";
+        let (target, name) = ("--test ladder".into(), "c40_a_sleeper_is_woken".into());
+        assert_eq!(first_endless(output), Some(Red::Test { target, name }));
+        assert_eq!(first_endless("running 2 tests\n..\n"), None);
     }
 
     #[test]
