@@ -35,6 +35,10 @@ pub struct IovaAllocator {
     allowed: Vec<RangeInclusive<u64>>,
     mask: u64,
     page: u64,
+    /// What is added to a length before `whole` cuts it down to whole pages: a guard page, and what
+    /// rounds it up.
+    padding: u64,
+    whole: u64,
     /// Runs of stretches that are handed out and touch, guard pages included: start and end. A
     /// search passes over a run at once, however many stretches it has.
     used: BTreeMap<u64, u64>,
@@ -43,7 +47,9 @@ pub struct IovaAllocator {
     open: Range<u64>,
     /// From the end of `open` to here, at least, everything is free, allowed and in the window.
     room: u64,
+    /// Handed out, guard pages left out.
     bytes: u64,
+    /// The most of them that there ever were.
     peak: u64,
 }
 
@@ -70,6 +76,8 @@ impl IovaAllocator {
             allowed,
             mask,
             page,
+            padding: page + (page - 1),
+            whole: !(page - 1),
             used: BTreeMap::new(),
             open: 0..0,
             room: 0,
@@ -79,7 +87,7 @@ impl IovaAllocator {
     }
 
     /// Takes `len` bytes, rounded up to whole pages, starting at a multiple of `align` (a power
-    /// of two, at least the page size is used).
+    /// of two; at least the page size is used, also for 0).
     ///
     /// # Errors
     ///
@@ -90,6 +98,12 @@ impl IovaAllocator {
         taken.ok_or_else(|| self.no_space(len))
     }
 
+    /// The bytes that a stretch of `len` takes up: whole pages, and the guard page.
+    #[inline]
+    fn span(&self, len: u64) -> Option<u64> {
+        Some(len.checked_add(self.padding)? & self.whole)
+    }
+
     #[cold]
     fn no_space(&self, len: u64) -> NoSpace {
         let mask = self.mask;
@@ -98,36 +112,41 @@ impl IovaAllocator {
 
     #[inline]
     fn place(&mut self, len: u64, align: u64) -> Option<u64> {
-        let len = round_up(len, self.page)?;
         if len == 0 {
             return None;
         }
-        let span = len.checked_add(self.page)?;
-        let align = align.max(self.page);
-        let next = round_up(self.open.end, align).unwrap_or(u64::MAX);
-        let start = match self.room.checked_sub(next) {
-            Some(room) if span <= room => {
-                if next != self.open.end {
-                    self.close(next);
-                }
-                next
-            }
-            _ => self.find(len, span, align)?,
+        let span = self.span(len)?;
+        if align > self.page {
+            self.align(align);
+        }
+        let next = self.open.end;
+        let (start, end) = match next.checked_add(span) {
+            Some(end) if end <= self.room => (next, end),
+            _ => self.find(span, align.max(self.page))?,
         };
-        self.open.end = start + span;
-        self.bytes += len;
+        self.open.end = end;
+        self.bytes += span - self.page;
         if self.bytes > self.peak {
             self.peak = self.bytes;
         }
         Some(start)
     }
 
-    /// Opens a run where `span` bytes are free, of which `len` count. Returns where it goes on.
+    /// Goes on at a multiple of `align`.
     #[inline(never)]
-    fn find(&mut self, len: u64, span: u64, align: u64) -> Option<u64> {
+    fn align(&mut self, align: u64) {
+        let next = round_up(self.open.end, align).unwrap_or(u64::MAX);
+        if next != self.open.end {
+            self.close(next);
+        }
+    }
+
+    /// Opens a run where `span` bytes are free. Returns where they start and end.
+    #[inline(never)]
+    fn find(&mut self, span: u64, align: u64) -> Option<(u64, u64)> {
         let from = self.open.end;
         self.close(from);
-        let peak = self.peak.max(self.bytes + len);
+        let peak = self.peak.max(self.bytes + (span - self.page));
         let window = WINDOW.max(peak.saturating_mul(8));
         let ranges = within(&self.allowed, window);
         let start = self
@@ -147,7 +166,7 @@ impl IovaAllocator {
         let end = range.map_or(0, |range| range.end().saturating_add(1));
         let after = self.used.range(start..).next();
         self.room = after.map_or(end, |(&after, _)| end.min(after));
-        Some(start)
+        Some((start, start + span))
     }
 
     /// Puts the open run where the others are. The next one begins at `next`.
@@ -171,26 +190,30 @@ impl IovaAllocator {
     #[inline]
     pub fn give_back(&mut self, iova: Iova, len: u64) {
         let Iova(start) = iova;
-        let len = round_up(len, self.page);
-        let end = len.and_then(|len| start.checked_add(len)?.checked_add(self.page));
-        let (Some(len), Some(end)) = (len, end) else {
+        let Some(span) = self.span(len) else {
             return;
         };
-        if self.open.start <= start && end <= self.open.end {
-            // What is closed ends where this stretch began, so that the next one is taken behind it.
-            if self.open.start < start {
-                self.put(self.open.start..start);
-            }
+        let Some(end) = start.checked_add(span) else {
+            return;
+        };
+        if self.open.start == start && end <= self.open.end {
             self.open.start = end;
         } else if !self.split(start, end) {
             return;
         }
-        self.bytes -= len;
+        self.bytes -= span - self.page;
     }
 
-    /// Takes a stretch out of a run that is not the open one. False when there is no such run.
+    /// Takes a stretch out of a run, but not from the start of the open one. False when there is no
+    /// such run.
     #[inline(never)]
     fn split(&mut self, start: u64, end: u64) -> bool {
+        if self.open.start < start && end <= self.open.end {
+            // What is closed ends where this stretch began, so that the next one is taken behind it.
+            self.put(self.open.start..start);
+            self.open.start = end;
+            return true;
+        }
         let run = self.used.range(..=start).next_back();
         let Some((&from, &to)) = run.filter(|&(_, &to)| end <= to) else {
             return false;

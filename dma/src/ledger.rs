@@ -11,11 +11,12 @@ use thiserror::Error;
 
 use crate::iova::{IovaAllocator, NoSpace};
 use crate::memory::Memory;
-use crate::proof::ObjectId;
+use crate::proof::{ObjectId, ReleaseProof};
 
 mod accounts;
 mod entry;
 mod index;
+mod lives;
 mod revoke;
 mod slots;
 #[cfg(test)]
@@ -64,39 +65,30 @@ pub(crate) enum NotEntered {
     Refused(Refused),
 }
 
-impl NotEntered {
-    #[cold]
-    fn closed() -> Box<Self> {
-        Box::new(Self::Refused(Refused::Closed))
-    }
-}
-
 impl From<NoSpace> for Box<NotEntered> {
-    #[cold]
     fn from(no_space: NoSpace) -> Self {
         Box::new(NotEntered::NoSpace(no_space))
     }
 }
 
-impl From<Box<Refused>> for Box<NotEntered> {
-    #[cold]
-    fn from(refused: Box<Refused>) -> Self {
-        Box::new(NotEntered::Refused(*refused))
+impl From<Refused> for Box<NotEntered> {
+    fn from(refused: Refused) -> Self {
+        Box::new(NotEntered::Refused(refused))
     }
 }
 
-/// What an owner that lets go of its entry on a proof does next.
+/// Why an owner that lets go of its entry on a proof does not unmap it.
 pub(crate) enum LetGo {
     /// The entry is gone: nothing.
     Struck,
+    /// The proof is of another: nothing was done.
+    NotCovered,
     /// Another hand is unmapping it: nothing, the entry is left to that one.
     Left,
     /// It was unmapped already: drop this.
     Freed(Arc<Memory>),
-    /// The transport knew no such mapping when it was to be unmapped.
-    Absent,
-    /// Make the unmap call, then [`Ledger::unmap_returned`].
-    Unmap,
+    /// The transport knew no such mapping when it was to be unmapped. Whose it is.
+    Absent(ObjectId),
 }
 
 /// Every range that one device can reach, and the addresses that are left.
@@ -146,15 +138,20 @@ impl Ledger {
         let now = self.times.stamp();
         let len = memory.len() as u64;
         let mut accounts = self.accounts();
-        if !accounts.is_open_for(owner.generation) {
-            return Err(NotEntered::closed());
+        if !accounts.lives.admit(owner.generation) {
+            return Err(refuse(accounts, Refused::Closed));
         }
-        let iova = accounts.iovas.take(len, align)?;
-        let entered = accounts.enter(iova, owner, memory, now);
-        entered.map_err(|refused| {
-            accounts.iovas.give_back(iova, len);
-            refused.into()
-        })
+        let iova = match accounts.iovas.take(len, align) {
+            Ok(iova) => iova,
+            Err(no_space) => return Err(refuse(accounts, no_space)),
+        };
+        match accounts.enter(iova, owner, memory, now) {
+            Ok(key) => Ok(key),
+            Err(overlap) => {
+                accounts.iovas.give_back(iova, len);
+                Err(refuse(accounts, *overlap))
+            }
+        }
     }
 
     /// The map call succeeded. False when the ledger was closed meanwhile, even if it is open
@@ -162,21 +159,22 @@ impl Ledger {
     #[must_use]
     pub(crate) fn mapped(&self, key: &Key) -> bool {
         let mut accounts = self.accounts();
-        let late = !accounts.undisturbed(key);
-        if let Some(entry) = accounts.entry(key) {
-            // Both states belong to the same sum, and count from the moment of entering.
-            if late {
-                (entry.state, entry.reason) = (State::Unmapping, None);
-            } else {
-                (entry.state, entry.reach, entry.handle) = (State::Live, Reach::Mapped, true);
-            }
+        let epoch = accounts.epoch;
+        let Some(entry) = accounts.entry(key) else {
+            return false;
+        };
+        // Both states belong to the same sum, and count from the moment of entering.
+        if entry.epoch != epoch {
+            (entry.state, entry.reason) = (State::Unmapping, None);
+            return false;
         }
-        !late
+        (entry.state, entry.reach, entry.handle) = (State::Live, Reach::Mapped, true);
+        true
     }
 
     /// The map call failed, and nothing is mapped.
     pub(crate) fn not_mapped(&self, key: &Key) {
-        drop(self.came_back(|accounts| accounts.release_unmapped(key, true)));
+        drop(self.came_back(|accounts| accounts.release_never_mapped(key)));
     }
 
     /// The map call ended without an answer: it counts as mapped.
@@ -190,55 +188,53 @@ impl Ledger {
         });
     }
 
-    /// The owner lets go of the entry, of `len` bytes, on a proof that covers it.
+    /// The owner lets go of the entry, if the proof covers it. The caller makes the unmap call, then
+    /// says [`Ledger::unmapped`] or [`Ledger::not_unmapped`].
+    ///
+    /// # Errors
+    ///
+    /// There is no call to be made.
     #[inline]
-    pub(crate) fn let_go(&self, key: &Key, len: u64) -> LetGo {
+    pub(crate) fn let_go(&self, key: &Key, proof: &ReleaseProof) -> Result<(), LetGo> {
         let now = self.times.stamp();
         let mut accounts = self.accounts();
-        let Some(entry) = accounts.entry(key) else {
-            accounts.tally.shell_dropped(len);
-            return LetGo::Struck;
-        };
-        if matches!(entry.reach, Reach::Mapped | Reach::Unsure) {
-            entry.reach = Reach::Calling;
-            let change = entry.set(State::Unmapping, None, now);
-            accounts.tally.changed(change);
-            return LetGo::Unmap;
+        match accounts.entry(key) {
+            Some(entry) if entry.reach.is_mapped() && proof.covers(entry.owner, key.iova) => {
+                entry.reach = Reach::Calling;
+                let change = entry.set(State::Unmapping, None, now);
+                accounts.tally.changed(change);
+                Ok(())
+            }
+            _ => Err(accounts.let_go_unmapped(key, proof)),
         }
-        accounts.let_go_unmapped(key)
     }
 
-    /// The unmap call of [`Ledger::let_go`] returned. The address is free if it was exact, and so is
-    /// the memory, to be dropped by the caller.
+    /// The unmap call of [`Ledger::let_go`] was exact. The address is free, and so is the memory, to be
+    /// dropped by the caller.
     #[inline]
-    pub(crate) fn unmap_returned(&self, key: &Key, outcome: Unmapped) -> Option<Arc<Memory>> {
-        if outcome != Unmapped::Exact {
-            self.not_unmapped(key, outcome);
-            return None;
-        }
-        self.came_back(|accounts| {
-            let undisturbed = accounts.undisturbed(key);
-            accounts.release_unmapped(key, undisturbed)
-        })
+    pub(crate) fn unmapped(&self, key: &Key) -> Option<Arc<Memory>> {
+        self.came_back(|accounts| accounts.release_unmapped(key))
     }
 
-    #[cold]
-    fn not_unmapped(&self, key: &Key, outcome: Unmapped) {
+    /// It was not. Returns whose it is.
+    pub(crate) fn not_unmapped(&self, key: &Key, outcome: Unmapped) -> ObjectId {
         let now = self.times.stamp();
         self.came_back(|accounts| {
-            let undisturbed = accounts.undisturbed(key);
+            let epoch = accounts.epoch;
             let Some(entry) = accounts.entry(key) else {
-                return;
+                return accounts.entries.of_handle(key.slot).owner;
             };
+            let owner = entry.owner;
             entry.reach = Reach::after(outcome, false);
             // The handle is handed back when nothing was done.
             entry.handle = outcome == Unmapped::Busy;
-            if entry.handle && undisturbed {
+            if entry.handle && entry.epoch == epoch {
                 accounts.set(key, State::Live, None, now);
             } else {
                 accounts.set(key, State::Quarantined, Some(Why::of(outcome)), now);
             }
-        });
+            owner
+        })
     }
 
     /// The unmap call after a late [`Ledger::mapped`] returned. The device never learnt the address,
@@ -255,20 +251,26 @@ impl Ledger {
         })
     }
 
-    /// The handle of an entry of `len` bytes goes without a proof: the range and its memory stay.
-    /// False when the entry had been struck, so that only the handle's pages go.
-    pub(crate) fn handle_dropped(&self, key: &Key, len: u64) -> bool {
+    /// The handle of an entry goes without a proof: the range and its memory stay. Returns whose they
+    /// are, and the bytes; none when the entry had been struck, so that only the handle's pages go.
+    pub(crate) fn handle_dropped(&self, key: &Key) -> Option<(ObjectId, u64)> {
         let now = self.times.stamp();
         let mut accounts = self.accounts();
         let Some(entry) = accounts.entry(key) else {
-            accounts.tally.shell_dropped(len);
-            return false;
+            accounts.shell_dropped(key);
+            return None;
         };
+        let kept = (entry.owner, entry.len);
         entry.handle = false;
         if entry.state == State::Live {
             accounts.set(key, State::Quarantined, Some(Why::NoProof), now);
         }
-        true
+        Some(kept)
+    }
+
+    /// Whose the entry of a handle is, or was.
+    pub(crate) fn owner(&self, key: &Key) -> ObjectId {
+        self.accounts().entries.of_handle(key.slot).owner
     }
 
     /// Whether the entry is still listed.
@@ -291,6 +293,13 @@ impl Ledger {
         all.map(|(key, entry)| entry.line(key.iova, &scale))
             .collect()
     }
+}
+
+/// Nothing is entered, and the lock goes.
+#[cold]
+fn refuse(accounts: MutexGuard<'_, Accounts>, why: impl Into<Box<NotEntered>>) -> Box<NotEntered> {
+    drop(accounts);
+    why.into()
 }
 
 impl Drop for Ledger {

@@ -52,9 +52,11 @@ pub struct MemoryError {
 ///
 /// # Invariants
 ///
-/// `map` is all of `file`, whose size is sealed, and stays mapped as long as `self` lives.
+/// `map` is all of `file`, whose size is sealed, and stays mapped as long as `self` lives. `base` is
+/// where it starts.
 pub struct Memory {
     map: MmapRaw,
+    base: NonNull<u8>,
     file: OwnedFd,
     pages: Pages,
 }
@@ -111,7 +113,14 @@ impl Memory {
         // After a fork the parent's pages stay where the device knows them (C28) [R12].
         map.advise(Advice::DontFork)
             .map_err(|e| fail("madvise", e))?;
-        Ok(Self { map, file, pages })
+        let base = NonNull::new(map.as_mut_ptr())
+            .ok_or_else(|| fail("mmap", io::ErrorKind::AddrNotAvailable.into()))?;
+        Ok(Self {
+            map,
+            base,
+            file,
+            pages,
+        })
     }
 
     /// Bytes, a multiple of the page size.
@@ -142,7 +151,7 @@ impl Memory {
 
     /// Where it starts, for this crate's typed views.
     pub(crate) fn base(&self) -> NonNull<u8> {
-        NonNull::new(self.map.as_mut_ptr()).unwrap_or(NonNull::dangling())
+        self.base
     }
 
     /// What a transport needs to map it.

@@ -219,10 +219,10 @@ impl AddressSpace {
         owner: ObjectId,
         memory: Arc<Memory>,
     ) -> Result<Mapping, SpaceError> {
-        let align = if memory.pages() == Pages::Huge {
-            HUGE as u64
-        } else {
-            self.page
+        let align = match memory.pages() {
+            Pages::Huge => HUGE as u64,
+            // Whatever the allocator hands out.
+            Pages::Base => 0,
         };
         let key = self
             .ledger
@@ -237,7 +237,7 @@ impl AddressSpace {
         if !self.ledger.mapped(&key) {
             return Err(self.mapped_late(&key, owner, memory.len() as u64));
         }
-        Ok(Mapping::new(self.clone(), key, owner, memory))
+        Ok(Mapping::new(self.clone(), key, memory))
     }
 
     #[cold]

@@ -9,6 +9,26 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Ticks(pub u64);
 
+impl Ticks {
+    /// The processor's time-stamp counter (Intel SDM volume 3, "Time-Stamp Counter"); none where there is
+    /// no such thing. Without an invariant one, or when the machine is suspended, times that are made
+    /// of it are not exact.
+    #[must_use]
+    #[inline]
+    pub fn of_processor() -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "reads a counter of the processor")]
+        // SAFETY: every x86-64 processor has this instruction, and Linux lets programs use it.
+        return Some(Self(unsafe { std::arch::x86_64::_rdtsc() }));
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }
+
+    fn of_time(time: Duration) -> Self {
+        Self(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
 /// What a wait needs of time.
 pub trait Clock: Send + Sync + fmt::Debug {
     /// Time since some fixed moment.
@@ -16,7 +36,12 @@ pub trait Clock: Send + Sync + fmt::Debug {
     /// The same moment, at next to no cost: for accounts of when something was, which are seldom
     /// read, not for deadlines.
     fn ticks(&self) -> Ticks {
-        Ticks(u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX))
+        Ticks::of_time(self.now())
+    }
+    /// Whether [`Self::ticks`] is [`Ticks::of_processor`], so that who needs it often need not ask a
+    /// clock.
+    fn has_ticks_of_processor(&self) -> bool {
+        false
     }
     /// Lets `time` pass.
     fn sleep(&self, time: Duration);
@@ -41,13 +66,12 @@ impl Clock for SystemClock {
         self.start.elapsed()
     }
 
-    /// The time-stamp counter (Intel SDM volume 3, "Time-Stamp Counter"). A processor without an
-    /// invariant one, or a suspended machine, makes times of it that are not exact.
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "reads a counter of the processor")]
     fn ticks(&self) -> Ticks {
-        // SAFETY: every x86-64 processor has this instruction, and Linux lets programs use it.
-        Ticks(unsafe { std::arch::x86_64::_rdtsc() })
+        Ticks::of_processor().unwrap_or_else(|| Ticks::of_time(self.now()))
+    }
+
+    fn has_ticks_of_processor(&self) -> bool {
+        Ticks::of_processor().is_some()
     }
 
     fn sleep(&self, time: Duration) {

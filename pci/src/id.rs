@@ -1,6 +1,7 @@
 //! Names of opened functions and of their lives.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One opened function: a number that is unique in this process and never used again.
@@ -27,15 +28,15 @@ impl fmt::Display for DeviceId {
 
 /// One life of an opened function, from a proven reset to the next (R10).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Generation(u64);
+pub struct Generation(NonZeroU64);
 
 impl Generation {
     /// The life that begins when the function is opened.
-    pub const FIRST: Self = Self(1);
+    pub const FIRST: Self = Self(NonZeroU64::MIN);
 
     /// The ladder's own: newer than every life, so that its window outlives the one that it ends
     /// (R4.3). No object has it.
-    pub const LADDER: Self = Self(u64::MAX);
+    pub const LADDER: Self = Self(NonZeroU64::MAX);
 
     /// The life that recovery begins after this one.
     #[must_use]
@@ -46,7 +47,7 @@ impl Generation {
     /// The number: 1 for the first life.
     #[must_use]
     pub const fn number(self) -> u64 {
-        self.0
+        self.0.get()
     }
 }
 

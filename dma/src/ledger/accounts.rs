@@ -9,11 +9,12 @@ use failstop_pci::transport::Iova;
 
 use super::entry::{Change, Entry, Key, Reach, State, Why};
 use super::index::Index;
+use super::lives::Lives;
 use super::slots::Slots;
 use super::{LetGo, Refused};
 use crate::iova::IovaAllocator;
 use crate::memory::Memory;
-use crate::proof::ObjectId;
+use crate::proof::{ObjectId, ReleaseProof};
 
 /// The ledger's sums. Bytes and numbers of mappings.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -46,6 +47,7 @@ pub(super) struct Tally {
     held_bytes: u64,
     held_mappings: u64,
     peak_bytes: u64,
+    peak_mappings: usize,
 }
 
 impl Tally {
@@ -58,14 +60,19 @@ impl Tally {
             held_bytes: self.held_bytes,
             held_mappings: self.held_mappings,
             peak_bytes: self.peak_bytes,
-            peak_mappings: entries.peak() as u64,
+            peak_mappings: self.peak_mappings as u64,
         }
     }
 
-    fn entered(&mut self, len: u64) {
+    /// `len` bytes were entered, and there are so many entries.
+    #[inline]
+    fn entered(&mut self, len: u64, entries: usize) {
         self.bytes += len;
         if self.bytes > self.peak_bytes {
             self.peak_bytes = self.bytes;
+        }
+        if entries > self.peak_mappings {
+            self.peak_mappings = entries;
         }
     }
 
@@ -80,21 +87,20 @@ impl Tally {
         }
     }
 
-    fn struck(&mut self, entry: &Entry) {
+    fn struck(&mut self, entry: &Entry, handle: bool) {
         self.bytes -= entry.len;
         if entry.state == State::Quarantined {
             self.quarantined_bytes -= entry.len;
             self.quarantined_mappings -= 1;
         }
-        if entry.handle {
+        if handle {
             self.held_bytes += entry.len;
             self.held_mappings += 1;
         }
     }
 
-    /// The handle of a struck entry went.
-    pub(super) fn shell_dropped(&mut self, len: u64) {
-        self.held_bytes -= len;
+    fn shell_dropped(&mut self, struck: &Entry) {
+        self.held_bytes -= struck.len;
         self.held_mappings -= 1;
     }
 }
@@ -111,16 +117,9 @@ pub(super) struct Accounts {
     pub(super) index: Index,
     pub(super) iovas: IovaAllocator,
     pub(super) tally: Tally,
-    pub(super) next_serial: u64,
-    pub(super) closed: bool,
+    pub(super) lives: Lives,
     /// Counts closings and reopenings, so that a hand that comes back late sees that it is.
     pub(super) epoch: u64,
-    /// Entries of a smaller serial were entered before the ledger was last closed.
-    pub(super) closed_at: u64,
-    /// The newest life that anything was ever entered for.
-    pub(super) newest: Option<Generation>,
-    /// Lives that a proof covers as a whole: nothing can be entered for them any more.
-    pub(super) over: Option<Generation>,
     /// The function was proven stopped after this life and the older ones, which is a ground for
     /// release: not by its own word, and alone in its space.
     pub(super) stopped: Option<Generation>,
@@ -143,12 +142,8 @@ impl Accounts {
             index: Index::default(),
             iovas,
             tally: Tally::default(),
-            next_serial: 0,
-            closed: false,
+            lives: Lives::default(),
             epoch: 0,
-            closed_at: 0,
-            newest: None,
-            over: None,
             stopped: None,
             forgotten: None,
             enforced: false,
@@ -157,8 +152,9 @@ impl Accounts {
         }
     }
 
+    #[inline]
     pub(super) fn entry(&mut self, key: &Key) -> Option<&mut Entry> {
-        self.entries.find(key)
+        self.entries.get_mut(key.slot)
     }
 
     /// Every entry, by address.
@@ -166,14 +162,9 @@ impl Accounts {
         let Self { entries, index, .. } = self;
         let all = index.by_address().iter();
         all.filter_map(|(&iova, &slot)| {
-            let entry = entries.get(slot)?;
-            Some((Key::of(entry, iova, slot), entry))
+            let iova = Iova(iova);
+            Some((Key { iova, slot }, entries.get(slot)?))
         })
-    }
-
-    /// Whether something may be entered for an owner of that life.
-    pub(super) fn is_open_for(&self, life: Generation) -> bool {
-        !self.closed && self.over.is_none_or(|over| over < life)
     }
 
     /// Enters a range before its map call.
@@ -186,28 +177,16 @@ impl Accounts {
         now: Ticks,
     ) -> Result<Key, Box<Refused>> {
         let len = memory.len() as u64;
-        let range = iova.0..iova.0.saturating_add(len);
+        let range = iova.0..iova.0 + len;
         let Self { entries, index, .. } = self;
-        let slot = entries.vacant(owner);
+        let slot = entries.next();
         let end = |at, slot| entries.get(slot).map_or(at, |there| at + there.len);
         if let Err((at, there)) = index.insert(&range, slot, end) {
-            entries.leave(slot);
             return Err(self.overlap(iova, len, at, there));
         }
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        let entry = Entry {
-            serial,
-            len,
-            since: now,
-            ..Entry::of(*owner)
-        };
-        self.entries.put(slot, entry, memory.clone());
-        if self.newest < Some(owner.generation) {
-            self.newest = Some(owner.generation);
-        }
-        self.tally.entered(len);
-        Ok(Key { iova, slot, serial })
+        entries.put(memory.clone(), || Entry::new(self.epoch, len, *owner, now));
+        self.tally.entered(len, self.entries.len());
+        Ok(Key { iova, slot })
     }
 
     #[cold]
@@ -229,20 +208,27 @@ impl Accounts {
         }
     }
 
-    /// The owner lets go of an entry that is not mapped, or that another hand is unmapping.
+    /// The owner lets go of an entry that is not mapped, or that another hand is unmapping, or not on
+    /// this proof.
     #[cold]
-    pub(super) fn let_go_unmapped(&mut self, key: &Key) -> LetGo {
-        let reusable = self.undisturbed(key);
+    pub(super) fn let_go_unmapped(&mut self, key: &Key, proof: &ReleaseProof) -> LetGo {
+        let epoch = self.epoch;
         let Some(entry) = self.entry(key) else {
+            // The device cannot reach it any more, whatever the proof says.
+            self.shell_dropped(key);
             return LetGo::Struck;
         };
+        if !proof.covers(entry.owner, key.iova) {
+            return LetGo::NotCovered;
+        }
+        let reusable = entry.epoch == epoch;
         entry.handle = false;
         match entry.reach {
             Reach::Calling => {
                 entry.let_go = true;
                 LetGo::Left
             }
-            Reach::Absent => LetGo::Absent,
+            Reach::Absent => LetGo::Absent(entry.owner),
             _ => {
                 let freed = self.release(key, reusable);
                 freed.map_or(LetGo::Struck, LetGo::Freed)
@@ -253,37 +239,79 @@ impl Accounts {
     /// Takes an entry out that the device cannot reach. Its address may be used again if the device
     /// cannot aim at it either (`reusable`), and nothing is mapped there. The memory is to be
     /// dropped when no lock is held.
+    pub(super) fn release(&mut self, key: &Key, reusable: bool) -> Option<Arc<Memory>> {
+        let handle = self.entry(key)?.handle;
+        self.strike(key, handle, |entry, _| {
+            if entry.reach.is_mapped() {
+                Address::Lost
+            } else {
+                Address::of_unmapped(reusable)
+            }
+        })
+    }
+
+    /// The same after an exact unmap by the hand of its handle, which goes with it.
+    #[inline]
+    pub(super) fn release_unmapped(&mut self, key: &Key) -> Option<Arc<Memory>> {
+        self.strike(key, false, |entry, epoch| {
+            Address::of_unmapped(entry.epoch == epoch)
+        })
+    }
+
+    /// The same after a map call that did nothing.
+    pub(super) fn release_never_mapped(&mut self, key: &Key) -> Option<Arc<Memory>> {
+        self.strike(key, false, |_, _| Address::Free)
+    }
+
+    /// Takes an entry out, and leaves its slot to the `handle` if there is one. `address` says what
+    /// becomes of that, of the entry and the ledger's epoch.
     // Inlined where the common release passes: see tests/bench.
     #[inline(always)]
-    pub(super) fn release(&mut self, key: &Key, reusable: bool) -> Option<Arc<Memory>> {
-        let (entry, memory) = self.entries.take(key)?;
-        let (iova, len, life) = (key.iova, entry.len, entry.owner.generation);
-        let unmapped = !matches!(entry.reach, Reach::Mapped | Reach::Unsure);
-        self.tally.struck(entry);
-        self.index.remove(iova.0);
-        if unmapped && reusable {
-            self.iovas.give_back(iova, len);
-        } else if unmapped {
-            self.keep(Kept { iova, len, life });
+    fn strike(
+        &mut self,
+        key: &Key,
+        handle: bool,
+        address: impl FnOnce(&Entry, u64) -> Address,
+    ) -> Option<Arc<Memory>> {
+        let (entry, memory) = self.entries.take(key.slot, handle)?;
+        self.tally.struck(entry, handle);
+        self.index.remove(key.iova.0);
+        match address(entry, self.epoch) {
+            Address::Free => self.iovas.give_back(key.iova, entry.len),
+            Address::Kept => keep(&mut self.kept, key.iova, entry),
+            Address::Lost => {}
         }
         Some(memory)
     }
 
-    #[cold]
-    fn keep(&mut self, kept: Kept) {
-        self.kept.push(kept);
+    /// The handle of a struck entry goes.
+    pub(super) fn shell_dropped(&mut self, key: &Key) {
+        self.tally.shell_dropped(self.entries.of_handle(key.slot));
+        self.entries.vacate(key.slot);
     }
+}
 
-    /// The same after an exact unmap, or a map call that did nothing; nobody has a handle of it.
-    #[inline]
-    pub(super) fn release_unmapped(&mut self, key: &Key, reusable: bool) -> Option<Arc<Memory>> {
-        let entry = self.entry(key)?;
-        (entry.reach, entry.handle) = (Reach::Unmapped, false);
-        self.release(key, reusable)
-    }
+/// What becomes of the address of an entry that is struck.
+enum Address {
+    /// It is handed out again.
+    Free,
+    /// It is not, before the function forgot it.
+    Kept,
+    /// It never is: something may be mapped there.
+    Lost,
+}
 
-    /// Whether the ledger was never closed since the entry was made.
-    pub(super) fn undisturbed(&self, key: &Key) -> bool {
-        key.serial >= self.closed_at
+impl Address {
+    fn of_unmapped(reusable: bool) -> Self {
+        if reusable { Self::Free } else { Self::Kept }
     }
+}
+
+#[cold]
+fn keep(kept: &mut Vec<Kept>, iova: Iova, entry: &Entry) {
+    kept.push(Kept {
+        iova,
+        len: entry.len,
+        life: entry.owner.generation,
+    });
 }

@@ -63,6 +63,8 @@ pub struct Line {
 pub(super) enum Reach {
     /// The device can reach it, or nobody knows better.
     Mapped,
+    /// The unmap failed, or was of another size.
+    Unsure,
     /// A map or unmap call for it has not returned: only the hand that made it changes the entry's
     /// reach, and nobody strikes it out.
     Calling,
@@ -72,11 +74,15 @@ pub(super) enum Reach {
     Revoked,
     /// The transport knew no such mapping.
     Absent,
-    /// The unmap failed, or was of another size.
-    Unsure,
 }
 
 impl Reach {
+    /// Whether there may be something to unmap, and nobody is at it.
+    #[inline]
+    pub(super) fn is_mapped(self) -> bool {
+        matches!(self, Self::Mapped | Self::Unsure)
+    }
+
     /// After an unmap call with that outcome.
     pub(super) fn after(outcome: Unmapped, enforced: bool) -> Self {
         match outcome {
@@ -135,23 +141,12 @@ impl Why {
 }
 
 /// The name of an entry. The address alone names whoever uses it now: a handle of an entry that was
-/// struck must not touch its next user's.
+/// struck must not touch its next user's. The [slot](super::slots) is not used again before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     pub(crate) iova: Iova,
-    /// Where it is kept: like the address, used again.
+    /// Where it is kept.
     pub(super) slot: usize,
-    pub(super) serial: u64,
-}
-
-impl Key {
-    pub(super) fn of(entry: &Entry, iova: u64, slot: usize) -> Self {
-        Self {
-            iova: Iova(iova),
-            slot,
-            serial: entry.serial,
-        }
-    }
 }
 
 /// An entry of `len` bytes is in another state.
@@ -164,7 +159,8 @@ pub(super) struct Change {
 /// One range. The memory is in the [slot](super::slots) beside it.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
-    pub(super) serial: u64,
+    /// The ledger's when it was entered: it was not closed since if that is the ledger's still.
+    pub(super) epoch: u64,
     /// Bytes.
     pub(super) len: u64,
     pub(super) owner: ObjectId,
@@ -179,13 +175,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Of nothing yet.
-    pub(super) fn of(owner: ObjectId) -> Self {
+    /// Of a range whose map call is to be made.
+    #[inline]
+    pub(super) fn new(epoch: u64, len: u64, owner: ObjectId, now: Ticks) -> Self {
         Self {
-            serial: 0,
-            len: 0,
+            epoch,
+            len,
             owner,
-            since: Ticks(0),
+            since: now,
             state: State::Mapping,
             reach: Reach::Calling,
             reason: None,

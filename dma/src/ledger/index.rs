@@ -18,10 +18,6 @@ pub(super) struct Index {
 }
 
 impl Index {
-    fn in_gap(&self, range: &Range<u64>) -> bool {
-        self.gap.start <= range.start && range.end <= self.gap.end
-    }
-
     /// Adds an entry, or returns where the one begins that it overlaps, with its slot. `end` says
     /// where an entry ends.
     #[inline]
@@ -31,22 +27,26 @@ impl Index {
         slot: usize,
         end: impl FnOnce(u64, usize) -> u64,
     ) -> Result<(), (u64, usize)> {
-        if !self.in_gap(range) {
+        if range.start < self.gap.start || self.gap.end < range.end {
             self.find_gap(range, end)?;
         }
         self.gap.start = range.end;
-        if let Some((at, slot)) = self.newest.replace((range.start, slot)) {
-            self.insert_older(at, slot);
+        if self.newest.is_some() {
+            self.file_newest();
         }
+        self.newest = Some((range.start, slot));
         Ok(())
     }
 
     #[inline(never)]
-    fn insert_older(&mut self, at: u64, slot: usize) {
-        self.tree.insert(at, slot);
+    fn file_newest(&mut self) {
+        if let Some((at, slot)) = self.newest.take() {
+            self.tree.insert(at, slot);
+        }
     }
 
     /// Looks for the gap that the range is in.
+    #[cold]
     #[inline(never)]
     fn find_gap(
         &mut self,
@@ -81,9 +81,7 @@ impl Index {
 
     /// All of them, in order.
     pub(super) fn by_address(&mut self) -> &BTreeMap<u64, usize> {
-        if let Some((at, slot)) = self.newest.take() {
-            self.tree.insert(at, slot);
-        }
+        self.file_newest();
         &self.tree
     }
 }

@@ -91,10 +91,9 @@ impl Ledger {
     /// No new entry is taken from now on (R2). Closing twice is closing once.
     pub(crate) fn close(&self) {
         let mut accounts = self.accounts();
-        if !accounts.closed {
-            accounts.closed = true;
+        if !accounts.lives.is_closed() {
+            accounts.lives.close();
             accounts.epoch += 1;
-            accounts.closed_at = accounts.next_serial;
             (accounts.enforced, accounts.detached) = (false, false);
         }
     }
@@ -102,16 +101,18 @@ impl Ledger {
     /// The function was taken out of the address space. False while the ledger is open.
     pub(crate) fn detached(&self) -> bool {
         let mut accounts = self.accounts();
-        accounts.detached |= accounts.closed;
-        accounts.closed
+        let closed = accounts.lives.is_closed();
+        accounts.detached |= closed;
+        closed
     }
 
     /// Entries of a new life are taken. What is left of the old ones is quarantined.
     pub(crate) fn reopen(&self) {
         let now = self.times.stamp();
         let mut accounts = self.accounts();
-        if accounts.closed {
-            (accounts.closed, accounts.detached) = (false, false);
+        if accounts.lives.is_closed() {
+            accounts.lives.reopen();
+            accounts.detached = false;
             accounts.epoch += 1;
             let left: Vec<_> = accounts.all().map(|(key, _)| key).collect();
             for key in left {
@@ -126,7 +127,7 @@ impl Ledger {
     /// The name of this closing; none while the ledger is open.
     pub(crate) fn closing(&self) -> Option<u64> {
         let accounts = self.accounts();
-        accounts.closed.then_some(accounts.epoch)
+        accounts.lives.is_closed().then_some(accounts.epoch)
     }
 
     /// A new attempt at unmapping: what failed before is tried again. `enforced`: unmaps count by
@@ -146,7 +147,7 @@ impl Ledger {
     pub(crate) fn claim(&self, closing: u64, after: Option<Iova>) -> Option<(Key, u64)> {
         let now = self.times.stamp();
         let mut accounts = self.accounts();
-        if !accounts.closed || accounts.epoch != closing {
+        if !accounts.lives.is_closed() || accounts.epoch != closing {
             return None;
         }
         let from = after.map_or(Bound::Unbounded, |iova| Bound::Excluded(iova.0));
@@ -154,7 +155,8 @@ impl Ledger {
         let mut beyond = index.by_address().range((from, Bound::Unbounded));
         let mapped = beyond.find_map(|(&iova, &slot)| {
             let entry = entries.get(slot)?;
-            (entry.reach == Reach::Mapped).then(|| (Key::of(entry, iova, slot), entry.len))
+            let iova = Iova(iova);
+            (entry.reach == Reach::Mapped).then_some((Key { iova, slot }, entry.len))
         });
         let (key, len) = mapped?;
         accounts.entry(&key)?.reach = Reach::Calling;
@@ -223,15 +225,15 @@ impl Ledger {
         let (now, scale) = (self.times.stamp(), self.times.scale());
         let mut accounts = self.accounts();
         // While it is open, a life may go on after the stop.
-        let stopped = stopped.filter(|_| accounts.closed);
+        let stopped = stopped.filter(|_| accounts.lives.is_closed());
         accounts.forgotten = accounts.forgotten.max(stopped);
         // The stop says nothing of what would be entered after it.
-        accounts.over = accounts.over.max(stopped);
+        accounts.lives.end(stopped);
         if ground {
             accounts.stopped = accounts.stopped.max(stopped);
         }
         let mut settlement = Settlement::default();
-        let closed = accounts.closed;
+        let closed = accounts.lives.is_closed();
         let concerned: Vec<_> = accounts
             .all()
             .filter(|(_, entry)| closed || entry.state == State::Quarantined)
@@ -265,8 +267,7 @@ impl Ledger {
 
     /// The function is proven stopped: nothing can be entered for this life and older ones any more.
     pub(crate) fn end(&self, life: Generation) {
-        let mut accounts = self.accounts();
-        accounts.over = accounts.over.max(Some(life));
+        self.accounts().lives.end(Some(life));
     }
 }
 
@@ -274,10 +275,10 @@ impl Accounts {
     /// What can be said of every life so far: whatever is not entered any more was released on a
     /// ground of its own, so that only what is entered is left out.
     fn cover(&mut self) -> Option<Covered> {
-        if !self.closed {
+        if !self.lives.is_closed() {
             return None;
         }
-        let up_to = self.newest.max(self.stopped)?;
+        let up_to = self.lives.newest().max(self.stopped)?;
         let ground = if self.is_stopped(up_to) {
             Ground::Stopped
         } else if self.enforced || self.detached {
@@ -285,7 +286,7 @@ impl Accounts {
         } else {
             return None;
         };
-        self.over = self.over.max(Some(up_to));
+        self.lives.end(Some(up_to));
         let except = self.all().map(|(key, _)| key.iova).collect();
         Some(Covered {
             ground,

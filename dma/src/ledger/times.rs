@@ -9,17 +9,32 @@ use failstop_pci::clock::{Clock, Ticks};
 /// A clock, and what it showed once.
 pub(super) struct Times {
     clock: Arc<dyn Clock>,
+    /// Whether its ticks are the processor's.
+    of_processor: bool,
     began: (Ticks, Duration),
 }
 
 impl Times {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Self {
         let began = (clock.ticks(), clock.now());
-        Self { clock, began }
+        let of_processor = clock.has_ticks_of_processor();
+        Self {
+            clock,
+            of_processor,
+            began,
+        }
     }
 
     #[inline]
     pub(super) fn stamp(&self) -> Ticks {
+        match Ticks::of_processor() {
+            Some(ticks) if self.of_processor => ticks,
+            _ => self.ask(),
+        }
+    }
+
+    #[cold]
+    fn ask(&self) -> Ticks {
         self.clock.ticks()
     }
 

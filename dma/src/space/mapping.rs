@@ -20,22 +20,55 @@ use crate::proof::{ObjectId, ReleaseProof};
 /// holding its pages, counted as held, and has nothing to do with whoever uses the address next.
 #[must_use]
 pub struct Mapping {
+    claim: Claim,
+    memory: Arc<Memory>,
+}
+
+/// What a handle has in the ledger: its entry, or what is left of it.
+struct Claim {
     space: Arc<AddressSpace>,
     key: Key,
-    owner: ObjectId,
-    memory: Arc<Memory>,
-    /// Whether this handle still counts: until it was released.
-    entered: bool,
+    /// Until it was given up.
+    stands: bool,
+}
+
+impl Claim {
+    /// There is nothing in the ledger for it any more, or nothing to be done.
+    #[inline]
+    fn give_up(mut self) {
+        self.stands = false;
+    }
+
+    /// The memory stays where it is.
+    #[cold]
+    #[inline(never)]
+    fn quarantine(&self) {
+        if let Some((owner, len)) = self.space.ledger.handle_dropped(&self.key) {
+            log::warn!(
+                "{owner}: no proof that the device let go; {len:#x} bytes at IOVA {} quarantined",
+                self.key.iova
+            );
+        }
+    }
+}
+
+impl Drop for Claim {
+    #[inline]
+    fn drop(&mut self) {
+        if self.stands {
+            self.quarantine();
+        }
+    }
 }
 
 /// Memory that was not released.
 #[derive(Debug, Error)]
 pub enum NotReleased {
     /// The proof is of another object, or of another mapping of it: nothing was done, the mapping is handed back.
-    #[error("the proof covers other memory than that of {} at IOVA {}", .0.owner, .0.key.iova)]
+    #[error("the proof covers other memory than that of {} at IOVA {}", .0.owner(), .0.iova())]
     Scope(Mapping),
     /// Another operation was under way: nothing was done, the mapping is handed back.
-    #[error("{}: the address space is busy; try again", .0.owner)]
+    #[error("{}: the address space is busy; try again", .0.owner())]
     Busy(Mapping),
     /// The unmap was not exact. Record and memory stay, quarantined, and the device is not to be
     /// trusted with its address space any more (C5, C6).
@@ -55,25 +88,20 @@ pub enum NotReleased {
 }
 
 impl Mapping {
-    pub(super) fn new(
-        space: Arc<AddressSpace>,
-        key: Key,
-        owner: ObjectId,
-        memory: Arc<Memory>,
-    ) -> Self {
-        Self {
+    #[inline]
+    pub(super) fn new(space: Arc<AddressSpace>, key: Key, memory: Arc<Memory>) -> Self {
+        let claim = Claim {
             space,
             key,
-            owner,
-            memory,
-            entered: true,
-        }
+            stands: true,
+        };
+        Self { claim, memory }
     }
 
     /// Where the device finds it.
     #[must_use]
     pub fn iova(&self) -> Iova {
-        self.key.iova
+        self.claim.key.iova
     }
 
     /// Bytes.
@@ -91,7 +119,7 @@ impl Mapping {
     /// Whose it is.
     #[must_use]
     pub fn owner(&self) -> ObjectId {
-        self.owner
+        self.claim.space.ledger.owner(&self.claim.key)
     }
 
     /// The memory, for volatile access.
@@ -104,7 +132,7 @@ impl Mapping {
     /// stays for as long as this handle and others hold it.
     #[must_use]
     pub fn is_shell(&self) -> bool {
-        !self.space.ledger.lists(&self.key)
+        !self.claim.space.ledger.lists(&self.claim.key)
     }
 
     /// Takes the memory out of the device's reach and, unless others still hold it, frees it.
@@ -115,73 +143,50 @@ impl Mapping {
     /// # Errors
     ///
     /// [`NotReleased`].
-    pub fn release(mut self, proof: &ReleaseProof) -> Result<(), NotReleased> {
-        if !proof.covers(self.owner, self.iova()) && !self.is_shell() {
-            return Err(NotReleased::Scope(self));
+    pub fn release(self, proof: &ReleaseProof) -> Result<(), NotReleased> {
+        let Claim { space, key, .. } = &self.claim;
+        if let Err(why) = space.ledger.let_go(key, proof) {
+            return self.not_to_unmap(why);
         }
-        let len = self.memory.len() as u64;
-        self.entered = false;
-        let space = &self.space;
-        let next = space.ledger.let_go(&self.key, len);
-        if !matches!(next, LetGo::Unmap) {
-            return self.let_go_already(next);
+        let outcome = space
+            .transport
+            .dma_unmap(key.iova, self.memory.len() as u64);
+        if outcome != Unmapped::Exact {
+            let owner = space.ledger.not_unmapped(key, outcome);
+            return Err(self.not_unmapped(owner, outcome));
         }
-        let outcome = space.transport.dma_unmap(self.iova(), len);
-        match space.ledger.unmap_returned(&self.key, outcome) {
-            // Unless others hold it, the memory is freed here, where no lock is held.
-            Some(memory) => drop(memory),
-            None => return Err(self.not_unmapped(outcome)),
-        }
+        // Unless others hold it, the memory is freed here, where no lock is held.
+        drop(space.ledger.unmapped(key));
+        self.claim.give_up();
         Ok(())
     }
 
     /// There is nothing to unmap, or not for this hand.
     #[cold]
-    fn let_go_already(self, next: LetGo) -> Result<(), NotReleased> {
-        match next {
-            LetGo::Absent => Err(self.not_unmapped(Unmapped::Absent)),
-            LetGo::Freed(memory) => {
-                drop(memory);
-                Ok(())
-            }
-            LetGo::Struck | LetGo::Left | LetGo::Unmap => Ok(()),
+    fn not_to_unmap(self, why: LetGo) -> Result<(), NotReleased> {
+        match why {
+            LetGo::NotCovered => return Err(NotReleased::Scope(self)),
+            LetGo::Absent(owner) => return Err(self.not_unmapped(owner, Unmapped::Absent)),
+            LetGo::Freed(memory) => drop(memory),
+            LetGo::Struck | LetGo::Left => {}
         }
+        self.claim.give_up();
+        Ok(())
     }
 
     #[cold]
-    fn not_unmapped(mut self, outcome: Unmapped) -> NotReleased {
+    fn not_unmapped(self, object: ObjectId, outcome: Unmapped) -> NotReleased {
         if outcome == Unmapped::Busy {
-            self.entered = true;
             return NotReleased::Busy(self);
         }
-        NotReleased::Unmap {
-            object: self.owner,
+        let unmap = NotReleased::Unmap {
+            object,
             iova: self.iova(),
             len: self.memory.len() as u64,
             outcome,
-        }
-    }
-
-    /// The memory stays where it is.
-    #[cold]
-    fn dropped_without_proof(&self) {
-        let len = self.memory.len() as u64;
-        if self.space.ledger.handle_dropped(&self.key, len) {
-            log::warn!(
-                "{}: no proof that the device let go; {:?} quarantined",
-                self.owner,
-                self.memory
-            );
-        }
-    }
-}
-
-impl Drop for Mapping {
-    #[inline]
-    fn drop(&mut self) {
-        if self.entered {
-            self.dropped_without_proof();
-        }
+        };
+        self.claim.give_up();
+        unmap
     }
 }
 
@@ -192,7 +197,7 @@ impl fmt::Debug for Mapping {
             "{:?} at IOVA {} for {}",
             self.memory,
             self.iova(),
-            self.owner
+            self.owner()
         )
     }
 }
