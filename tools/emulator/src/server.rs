@@ -14,6 +14,7 @@ pub mod handler;
 mod incoming;
 pub mod irqs;
 pub mod memory;
+mod misbehaviour;
 pub mod port;
 mod replies;
 pub mod wire;

@@ -68,7 +68,12 @@ pub fn help() -> String {
     for entry in TABLE {
         let width = widest.unwrap_or_default();
         // Writing to a string does not fail.
-        let _ = writeln!(text, "  {:width$}  {}", entry.form(), entry.text);
+        let ends = match entry.ends {
+            Never => "",
+            FunctionReset => "; a function level reset ends it",
+            Once => "; once",
+        };
+        let _ = writeln!(text, "  {:width$}  {}{ends}", entry.form(), entry.text);
     }
     text.push_str(
         "\nTriggers: now; N (frames sent); MOMENT[=N], and with + what comes after it \
@@ -205,7 +210,7 @@ pub const TABLE: &[Entry] = &[
     line(
         "dma-outside",
         "[:read|write|guard]",
-        FunctionReset,
+        Never,
         "DMA each millisecond to addresses that it was never given, far away or next to those it was",
         |w| maybe(w).map(Fault::DmaOutside),
     ),
@@ -370,7 +375,7 @@ pub const TABLE: &[Entry] = &[
     line(
         "master-stuck-linkdown",
         "",
-        FunctionReset,
+        Never,
         "with the link down STATUS.GIO_MASTER_ENABLE stays set after master disable",
         |_| Some(Fault::MasterStuckLinkDown),
     ),
@@ -427,7 +432,7 @@ pub const TABLE: &[Entry] = &[
         "irq-block",
         "[:full|empty]",
         Never,
-        "the client's eventfds are made blocking and kept full or empty",
+        "the client's eventfds are made blocking and those of interrupts kept full, or all of them empty",
         |w| Some(Fault::IrqBlock(maybe(w)?.unwrap_or(Block::Full))),
     ),
     line(
@@ -472,7 +477,7 @@ pub const TABLE: &[Entry] = &[
         "server-reorder",
         "",
         Never,
-        "each second reply is held back until the next was sent, or 50 ms",
+        "each second reply is held back until the next was sent, or 5 ms",
         |_| Some(Fault::ServerReorder),
     ),
     line(

@@ -66,9 +66,10 @@ impl Lies<'_> {
             }
         }
         for n in 0..self.beyond() {
-            // Behind the tail, where nothing was posted.
-            let from_head = ring.ready() + n;
-            write_words(ring.slot(from_head), words, host);
+            // Behind the tail, where nothing was posted. Addresses are left alone: the driver may be
+            // about to post them.
+            let slot = ring.slot(ring.ready() + n);
+            host.dma_store(slot.wrapping_add(8), words[1]);
         }
         if self.faults.has(Fault::DmaRewrite) {
             let done = RxDone(words[1]);

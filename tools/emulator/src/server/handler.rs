@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -12,13 +12,14 @@ use failstop_pci::transport::vfio_user::wire::{
     encode_region_info, encode_version, exact, parse_version, split,
 };
 use nix::errno::Errno;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use zerocopy::IntoBytes;
 
 use super::connection::{MAX_DATA, MAX_FDS, Message};
 use super::incoming::Incoming;
 use super::irqs::{self, Irqs};
 use super::memory::{ClientMemory, MAX_MAPPINGS, PAGE};
+use super::misbehaviour::{Trouble, cut_short};
 use super::wire::Wire;
 use crate::device::{CONFIG_SIZE, Device, Region, Reset, bar_size};
 use crate::faults::fault::MessageType;
@@ -28,16 +29,11 @@ use crate::stats::{ServerCounters, Stats};
 
 /// BARs, expansion ROM (none), configuration space, VGA (none) (`VFIO_PCI_NUM_REGIONS`).
 const REGIONS: u32 = 9;
-const REGISTERS: u32 = 0;
+pub(super) const REGISTERS: u32 = 0;
 const FLASH: u32 = 1;
 pub(super) const CONFIG: u32 = 7;
 /// `VFIO_DMA_UNMAP_FLAG_ALL` of `linux/vfio.h`.
 const UNMAP_ALL: u32 = 1 << 1;
-
-/// How long a file that is said to be the registers' keeps its length.
-const OFFERED: Duration = Duration::from_millis(5);
-/// How often eventfds are made to block.
-const BLOCK: Duration = Duration::from_millis(1);
 
 /// The world around the device: its client's memory and eventfds, the cable, the machine's clock.
 #[derive(Debug)]
@@ -127,12 +123,10 @@ pub struct Service {
     /// The world around it.
     pub world: World,
     flash: File,
-    /// The file that was offered as the registers', and when it is cut short.
-    offered: Option<(File, Duration)>,
-    /// When the client's eventfds are made to block again.
-    block_due: Duration,
+    /// What faults of the server are about.
+    pub(super) trouble: Trouble,
     negotiated: bool,
-    counters: ServerCounters,
+    pub(super) counters: ServerCounters,
 }
 
 impl Service {
@@ -156,8 +150,7 @@ impl Service {
             device,
             world,
             flash: flash()?,
-            offered: None,
-            block_due: Duration::ZERO,
+            trouble: Trouble::default(),
             negotiated: false,
             counters: ServerCounters::default(),
         })
@@ -214,7 +207,7 @@ impl Service {
     }
 
     /// Whether this fault has begun.
-    fn has(&self, fault: Fault) -> bool {
+    pub(super) fn has(&self, fault: Fault) -> bool {
         self.device.faults().has(fault)
     }
 
@@ -264,62 +257,6 @@ impl Service {
             _ => return,
         };
         self.device.note(moment, &mut self.world);
-    }
-
-    /// What a fault of the server does instead of what a message asks.
-    fn interfere(&mut self, incoming: Incoming, header: &Header) -> Option<Outcome> {
-        let faults = self.device.faults();
-        if faults.is_quiet() {
-            return None;
-        }
-        let (fault, once, outcome) = faults.find(|fault| match fault {
-            Fault::ServerDies(Some(of)) if incoming.is(of) => Some((fault, false, Outcome::Death)),
-            Fault::ServerHangs(messages) if incoming.is_among(messages) => {
-                Some((fault, messages.once, Outcome::Silence))
-            }
-            Fault::ServerError(errno, messages) if incoming.is_among(messages) => {
-                let reply = encode(&header.failure(errno.number().unsigned_abs()), &[], &[]);
-                let outcome = if header.wants_no_reply() {
-                    Outcome::Silence
-                } else {
-                    Outcome::Reply(reply, None)
-                };
-                Some((fault, messages.once, outcome))
-            }
-            _ => None,
-        })?;
-        if matches!(fault, Fault::ServerError(..)) {
-            self.counters.refused += 1;
-        }
-        if once {
-            self.device.end_fault(fault);
-        }
-        Some(outcome)
-    }
-
-    /// Cuts a reply short, if a fault says so: to half of its payload, or, without one, to a size
-    /// that no message has.
-    fn shorten(&mut self, incoming: Incoming, mut reply: Vec<u8>) -> Vec<u8> {
-        let short = self.device.faults().find(|fault| match fault {
-            Fault::ServerShort(messages) if incoming.is_among(messages) => Some((fault, messages)),
-            _ => None,
-        });
-        let Some((fault, messages)) = short else {
-            return reply;
-        };
-        if messages.once {
-            self.device.end_fault(fault);
-        }
-        let payload = reply.len().saturating_sub(Header::SIZE);
-        let size = if payload == 0 {
-            Header::SIZE / 2
-        } else {
-            reply.truncate(Header::SIZE + payload / 2);
-            reply.len()
-        };
-        // The size stands behind id and command.
-        reply[4..8].copy_from_slice(&(size as u32).to_ne_bytes());
-        reply
     }
 
     fn dispatch(&mut self, message: Message) -> Result<Payload, Refusal> {
@@ -469,43 +406,6 @@ impl Service {
         Ok((reply, fd.map(OwnedFd::from)))
     }
 
-    /// A file that is said to be the registers', and will be cut short.
-    fn offer_registers(&mut self) -> io::Result<File> {
-        let file = file_of("failstop-registers", bar_size(REGISTERS as usize), 0)?;
-        self.offered = Some((file.try_clone()?, self.world.now() + OFFERED));
-        Ok(file)
-    }
-
-    /// Does what faults of the server do by themselves.
-    pub fn misbehave(&mut self) {
-        let now = self.world.now();
-        if let Some((file, _)) = self.offered.take_if(|(_, end)| now >= *end) {
-            cut_short(&file);
-        }
-        let block = self.device.faults().find(|fault| match fault {
-            Fault::IrqBlock(block) => Some(block),
-            _ => None,
-        });
-        if let Some(block) = block
-            && now >= self.block_due
-        {
-            self.block_due = now + BLOCK;
-            self.world.irqs.block(block);
-        }
-    }
-
-    /// When [`Service::misbehave`] has something to do, if ever.
-    #[must_use]
-    pub fn next_misbehaviour(&self) -> Option<Duration> {
-        let faults = self.device.faults();
-        let blocks = faults.find(|fault| match fault {
-            Fault::IrqBlock(_) => Some(self.block_due),
-            _ => None,
-        });
-        let offered = self.offered.as_ref().map(|(_, end)| *end);
-        [blocks, offered].into_iter().flatten().min()
-    }
-
     fn region_read(&mut self, payload: &[u8]) -> Result<Vec<u8>, Errno> {
         let access: RegionAccess = exact("region read", payload).map_err(invalid)?;
         let count = bounded(&access)?;
@@ -618,21 +518,9 @@ fn flash() -> io::Result<File> {
 }
 
 /// A file in memory of so many bytes of this value.
-fn file_of(name: &str, bytes: u64, value: u8) -> io::Result<File> {
+pub(super) fn file_of(name: &str, bytes: u64, value: u8) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create(name, flags)?);
     file.write_all_at(&vec![value; bytes as usize], 0)?;
     Ok(file)
-}
-
-/// Cuts a file short, and punches a hole where it keeps its length.
-fn cut_short(file: &impl AsFd) {
-    let size = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.unsigned_abs());
-    let cut = rustix::fs::ftruncate(file, 0);
-    log::info!("a file of {size} bytes is cut short: {cut:?}");
-    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    if cut.is_err() && size > 0 {
-        let punched = rustix::fs::fallocate(file, hole, 0, size);
-        log::info!("a hole is punched into it: {punched:?}");
-    }
 }

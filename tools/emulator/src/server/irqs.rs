@@ -50,20 +50,21 @@ impl Signal {
     }
 
     /// Makes it block for whoever shares it: the mode belongs to the open file, which its other end
-    /// has too.
-    fn block(&mut self, how: Block) {
+    /// has too. Fills or empties it, if told to.
+    fn block(&mut self, how: Option<Block>) {
         let flags = rustix::fs::fcntl_getfl(&self.fd).unwrap_or(OFlags::RDWR);
         let blocking = rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::NONBLOCK);
         self.may_block |= blocking.is_ok();
         // One at a time, and only after a look: nothing here may block ourselves.
         let readable = || self.is_ready(PollFlags::IN);
         match how {
-            Block::Empty if readable() => {
+            None => {}
+            Some(Block::Empty) if readable() => {
                 let _empty = rustix::io::read(&self.fd, &mut [0u8; 8]);
             }
-            Block::Empty => {}
-            Block::Full if !self.is_ready(PollFlags::OUT) => {}
-            Block::Full => {
+            Some(Block::Empty) => {}
+            Some(Block::Full) if !self.is_ready(PollFlags::OUT) => {}
+            Some(Block::Full) => {
                 if readable() {
                     let _empty = rustix::io::read(&self.fd, &mut [0u8; 8]);
                 }
@@ -184,10 +185,14 @@ impl Irqs {
         signal.inspect(|signal| signal.fire()).is_some()
     }
 
-    /// Makes every eventfd block, for the client too, and keeps it full or empty.
+    /// Makes every eventfd block, for the client too, and keeps it full or empty; those of errors and
+    /// requests are not filled, since that would say that there was one.
     pub fn block(&mut self, how: Block) {
-        for signal in self.kinds.iter_mut().flatten().flatten() {
-            signal.block(how);
+        for (kind, signals) in self.kinds.iter_mut().enumerate() {
+            let speaks = how == Block::Full && matches!(kind, ERROR | REQUEST);
+            for signal in signals.iter_mut().flatten() {
+                signal.block((!speaks).then_some(how));
+            }
         }
     }
 

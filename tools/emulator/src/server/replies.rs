@@ -10,7 +10,7 @@ use super::connection::{Closed, Connection};
 use crate::faults::{Fault, Faults};
 
 /// How long a reply is held back that no other follows.
-const HELD: Duration = Duration::from_millis(50);
+const HELD: Duration = Duration::from_millis(5);
 /// Time between two bytes of a reply that drips.
 const DRIP: Duration = Duration::from_millis(100);
 /// Time between two rounds of questions, and how many there are in one.

@@ -10,7 +10,12 @@ use serde_json::Value;
 use crate::tiers::{SUITE, TIERS};
 
 /// Packages that are no part of the driver and its tests.
-const OTHERS: &[&str] = &["xtask", "failstop-cli", "failstop-emulator"];
+const OTHERS: &[&str] = &[
+    "xtask",
+    "failstop-cli",
+    "failstop-emulator",
+    "failstop-scenario",
+];
 
 /// A package and what of it is tested.
 #[derive(Clone, PartialEq, Eq, Debug)]
