@@ -163,6 +163,23 @@ fn c17_a_device_that_is_gone_is_never_written_a_reading_and_no_step_waits_for_it
     }
 }
 
+/// A function that is in the middle of a link reset answers a few milliseconds later.
+#[test]
+fn c47_a_function_that_does_not_answer_at_once_is_written_to_again_and_reset() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let _port = Port::open(&device, &small()).unwrap();
+    bench.function.misread_config(Reading::AllOnes, 3);
+    let report = broken(&device);
+    assert_eq!(
+        outcome(&report, Step::BusMasterOff),
+        Outcome::Done,
+        "{report}"
+    );
+    assert_eq!(outcome(&report, Step::Reset), Outcome::Done, "{report}");
+    assert_eq!(report.ground, Ground::StoppedAndUnmapped);
+}
+
 #[test]
 fn c47_the_known_word_is_written_again_at_the_end_and_on_return_bus_mastering_is_off() {
     let bench = Bench::new();
