@@ -7,6 +7,10 @@ use std::time::Duration;
 use super::accounts::{Accounts, Rogue, Target};
 use crate::host::Host;
 
+/// Writes under way at once: twice the longest ring, which only a driver that has lost its mind
+/// makes more of.
+const MOST: usize = 65_536;
+
 /// What lands.
 #[derive(Debug)]
 pub(super) enum Write {
@@ -36,7 +40,11 @@ pub(super) struct Late {
 }
 
 impl Late {
+    /// Lets a write land then; one too many is lost.
     pub(super) fn push(&mut self, due: Duration, write: Write) {
+        if self.writes.len() >= MOST {
+            return;
+        }
         let at = self.writes.partition_point(|(other, _)| *other <= due);
         self.writes.insert(at, (due, write));
     }

@@ -73,7 +73,7 @@ impl Device {
         });
         if let Some(notice) = reset {
             self.faults.end("self-reset");
-            self.reset_mac(host);
+            self.default_mac(host);
             if notice {
                 host.notice(Notice::Error);
             }

@@ -33,8 +33,14 @@ impl Device {
     /// CTRL.RST. The PHY, configuration space and a wedged engine are left alone.
     pub(super) fn reset_mac(&mut self, host: &mut dyn Host) {
         if self.faults.has(Fault::RstNoop) {
-            return self.survive(Manner::SURVIVES, host);
+            self.survive(Manner::SURVIVES, host);
+        } else {
+            self.default_mac(host);
         }
+    }
+
+    /// A reset of the MAC that works, whoever asked for it.
+    pub(super) fn default_mac(&mut self, host: &mut dyn Host) {
         for number in 0..self.receive_queues.len() {
             if self.receive_queues[number].enabled {
                 self.told_to_stop(number, false, true, host);

@@ -544,48 +544,70 @@ fn registers_are_reached_through_the_io_bar() {
     assert_eq!(u32::from_le_bytes(word), 0x0008_0081);
 }
 
-#[test]
-fn a_driver_that_writes_nonsense_everywhere_never_breaks_the_model() {
-    let mut bench = Bench::running();
-    // A linear congruential generator: every run writes the same nonsense.
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let mut random = || {
-        state = state
+/// A driver that has lost its mind: nonsense written everywhere, the same in each run.
+struct Nonsense {
+    state: u64,
+}
+
+impl Nonsense {
+    fn new() -> Self {
+        Self {
+            state: 0x9E37_79B9_7F4A_7C15,
+        }
+    }
+
+    /// A linear congruential generator.
+    fn random(&mut self) -> u64 {
+        self.state = self
+            .state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        state >> 16
-    };
-    for round in 0..60_000u32 {
-        let value = random() as u32;
-        // Most of them at queue, control and interrupt registers, and at plausible addresses.
-        let offset = match random() % 8 {
-            0 => 0xC000 + random() % 0x100,
-            1 => 0xE000 + random() % 0x100,
-            2 => random() % 0x1_FFFC,
-            3 => 0x1500 + random() % 0x300,
-            4 => 0x5000 + random() % 0xD00,
-            _ => [0x0000, 0x0020, 0x0100, 0x0400, 0xC018, 0xE018][random() as usize % 6],
+        self.state >> 16
+    }
+
+    /// Writes a register and a descriptor; most at queue, control and interrupt registers, and at
+    /// plausible addresses.
+    fn write(&mut self, bench: &mut Bench) {
+        let value = self.random() as u32;
+        let offset = match self.random() % 8 {
+            0 => 0xC000 + self.random() % 0x100,
+            1 => 0xE000 + self.random() % 0x100,
+            2 => self.random() % 0x1_FFFC,
+            3 => 0x1500 + self.random() % 0x300,
+            4 => 0x5000 + self.random() % 0xD00,
+            _ => [0x0000, 0x0020, 0x0100, 0x0400, 0xC018, 0xE018][self.random() as usize % 6],
         } & !3;
-        let value = match random() % 3 {
+        let value = match self.random() % 3 {
             0 => value,
             1 => value & 0xFF,
             _ => (BASE as u32) | value & 0x000F_FFFF,
         };
         // Data and context descriptors of any lengths, offloads and, now and then, addresses.
-        let kind = [0x2B30_0000, 0xAB30_0000, 0x2A30_0000, 0x2020_0C00][random() as usize % 4];
-        let address = [BASE | random() & 0xF_FFFF, random() << 4][usize::from(random() % 50 == 0)];
-        let descriptor = [address, random() << 32 | kind | random() & 0x3FF];
-        bench.world.put(TX_RING + random() % 16 * 16, descriptor);
+        let kind = [0x2B30_0000, 0xAB30_0000, 0x2A30_0000, 0x2020_0C00][self.random() as usize % 4];
+        let far = usize::from(self.random().is_multiple_of(50));
+        let address = [BASE | self.random() & 0xF_FFFF, self.random() << 4][far];
+        let descriptor = [address, self.random() << 32 | kind | self.random() & 0x3FF];
+        bench
+            .world
+            .put(TX_RING + self.random() % 16 * 16, descriptor);
         let bytes = value.to_le_bytes();
         let world = &mut bench.world;
         bench
             .device
             .write(Region::Registers, offset, &bytes, world)
             .unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_writes_nonsense_everywhere_never_breaks_the_model() {
+    let mut bench = Bench::running();
+    let mut nonsense = Nonsense::new();
+    for round in 0..60_000u32 {
+        nonsense.write(&mut bench);
         if round % 64 == 0 {
-            bench.set(TDT, random() as u32 % 16);
-            bench.config(DEVICE_CONTROL, &[0x10, 0xa8]);
-            bench.config(COMMAND, &[6, 0]);
+            bench.set(TDT, nonsense.random() as u32 % 16);
+            bench.reset_function();
             bench.bring_up();
         }
     }

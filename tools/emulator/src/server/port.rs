@@ -316,7 +316,7 @@ impl Port {
             .run(self.service.device.faults(), now, connection)?;
         let mut filled = false;
         for _ in 0..MESSAGES {
-            if connection.is_clogged() {
+            if connection.is_clogged() || self.replies.is_clogged() {
                 return Ok(Next::Wait);
             }
             if self
@@ -394,7 +394,8 @@ impl Port {
         match &self.connection {
             Some(connection) => {
                 let mut events = PollFlags::empty();
-                if !hangs && self.not_before.is_none() && !connection.is_clogged() {
+                let clogged = connection.is_clogged() || self.replies.is_clogged();
+                if !hangs && self.not_before.is_none() && !clogged {
                     events |= PollFlags::IN;
                 }
                 if !hangs && connection.has_unsent() {

@@ -17,6 +17,9 @@ const DRIP: Duration = Duration::from_millis(100);
 const ASK: Duration = Duration::from_millis(1);
 const QUESTIONS: usize = 16;
 
+/// Bytes that drip; more replies are not made until some of them have left.
+const DROPS: usize = 64 << 10;
+
 /// A reply that is held back.
 #[derive(Debug)]
 struct Held {
@@ -42,6 +45,11 @@ impl Replies {
     /// Forgets what the last client did not get.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// Whether so many bytes drip that no further message should be handled.
+    pub(super) fn is_clogged(&self) -> bool {
+        self.drops.len() > DROPS
     }
 
     /// Sends a reply.

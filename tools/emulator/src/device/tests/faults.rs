@@ -542,3 +542,57 @@ fn a_power_cycle_forgets_everything_but_faults_counters_and_the_cable() {
     );
     assert_eq!(bench.device.reset_function(&mut bench.world), Reset::Hangs);
 }
+
+#[test]
+fn nonsense_never_breaks_a_model_with_any_fault() {
+    let mut nonsense = Nonsense::new();
+    for entry in crate::faults::TABLE {
+        let arguments = match entry.arguments {
+            text if text.starts_with(':') => ":1",
+            _ => "",
+        };
+        let mut bench = Bench::running();
+        for trigger in ["", "@random=1/100", "@destroy"] {
+            bench.fault(&format!("{}{arguments}{trigger}", entry.name));
+            for round in 0..200u32 {
+                nonsense.write(&mut bench);
+                bench.world.now += Duration::from_micros(100);
+                if round % 32 == 0 {
+                    bench.world.mapping = bench.world.mapping.map(|serial| serial + 1);
+                    bench.reset_function();
+                    bench.bring_up();
+                }
+            }
+        }
+        bench.device.clear_faults(&mut bench.world);
+        bench.reset_function();
+        bench.bring_up();
+        bench.send(0, 1);
+        assert!(
+            bench.rx(0).is_done(),
+            "{} left something behind",
+            entry.name
+        );
+    }
+}
+
+#[test]
+fn a_self_reset_happens_where_ctrl_rst_does_nothing() {
+    let mut bench = Bench::running();
+    bench.fault("rst-noop");
+    bench.fault("self-reset");
+    assert_eq!(bench.get(RDLEN), 0);
+}
+
+#[test]
+fn interrupts_are_as_they_should_be_when_a_fault_is_taken_back() {
+    for spec in ["irq-none", "irq-wrong-vector"] {
+        let mut bench = routed(spec);
+        bench.device.clear_faults(&mut bench.world);
+        bench.at(EICR.offset());
+        bench.world.interrupts.clear();
+        bench.send(1, 1);
+        bench.world.interrupts.sort_unstable();
+        assert_eq!(bench.world.interrupts, [2, 3], "{spec}");
+    }
+}
