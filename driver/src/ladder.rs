@@ -20,6 +20,7 @@
 //! | `unmapped` | no address leads anywhere | the IOMMU, or a server's answer |
 
 use std::cell::Cell;
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -61,8 +62,9 @@ pub struct Deadlines {
     pub detach: Duration,
     /// Transactions that are under way.
     pub drain: Duration,
-    /// All attempts at a reset together. The kernel alone waits 100 ms after each (PCIe base
-    /// specification 6.0, §6.6.2), and up to a minute for a function that does not come back.
+    /// All attempts at a reset together, of which a quarter is kept for the family's own. The kernel
+    /// alone waits 100 ms after each (PCIe base specification 6.0, §6.6.2), and up to a minute for a
+    /// function that does not come back.
     pub reset: Duration,
     /// All unmaps together.
     pub unmap: Duration,
@@ -87,6 +89,9 @@ impl Default for Deadlines {
 
 /// How long after a reset that could not begin (EAGAIN, EBUSY) it is tried again.
 const AGAIN: Duration = Duration::from_millis(10);
+/// No reset is begun with less time left than this, or a quarter of all: it would be left behind at
+/// once, and hit the device later. (PCIe base specification 6.0, §6.6.2: 100 ms after each.)
+const SHORTEST_RESET: Duration = Duration::from_millis(100);
 /// Between two looks at Transactions Pending.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -142,7 +147,7 @@ impl Function {
     /// Whether a call that was left behind may yet act: a reset that returns late would hit
     /// whatever life there is then.
     pub(crate) fn is_call_outstanding(&self) -> bool {
-        self.outstanding.load(Ordering::Acquire) > 0
+        self.outstanding.load(Ordering::Acquire) > 0 || self.transport.is_reset_outstanding()
     }
 
     /// Writes the known command word without Bus Master Enable, and reads it back.
@@ -171,7 +176,7 @@ impl Function {
         let planted = self.plant();
         let issued = reset::issue(&*self.transport, &off, method).map_err(|error| Unreset {
             again: error.is_busy(),
-            why: error.to_string(),
+            why: with_source(&error),
         })?;
         planted.map_err(|error| Unreset {
             again: false,
@@ -200,6 +205,13 @@ impl Function {
         )
         .map_err(|why| format!("returned success and is not believed: {why}"))
     }
+}
+
+/// A message with its cause.
+pub(crate) fn with_source(error: &dyn Error) -> String {
+    error
+        .source()
+        .map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
 /// Why a reset proves nothing.
@@ -301,6 +313,12 @@ impl Ladder {
             .clone()
     }
 
+    /// Files the report of a later attempt, which is what holds now.
+    pub(crate) fn file(&self, report: &RevocationReport) {
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Arc::new(report.clone()));
+    }
+
     /// Waits for the thread's end, which comes with the verdict or with the life's retirement.
     pub(crate) fn join(&mut self) {
         if let Some(thread) = self.thread.take()
@@ -321,7 +339,9 @@ pub(crate) fn climb_again(
 ) -> io::Result<(RevocationReport, Verdict)> {
     let mut hand = Hand::new("hand again")?;
     let first = hand.begin(|| None);
-    Ok(Climb::new(function, life, cause, hand).run(first))
+    let mut climb = Climb::new(function, life, cause, hand);
+    climb.again = true;
+    Ok(climb.run(first))
 }
 
 /// The step that stops DMA: two accesses of config space, repeated while nobody answers.
@@ -348,6 +368,8 @@ struct Climb<'a> {
     function: &'a Arc<Function>,
     life: &'a Watched,
     cause: &'a Cause,
+    /// Not the first climb of this life: nothing breaks.
+    again: bool,
     hand: Hand,
     wake: Duration,
     /// Why the function is taken to be gone, at this moment.
@@ -376,6 +398,7 @@ impl<'a> Climb<'a> {
             function,
             life,
             cause,
+            again: false,
             hand,
             wake: Duration::ZERO,
             gone: None,
@@ -431,6 +454,9 @@ impl<'a> Climb<'a> {
         self.function.space.close();
         // No MSI will come: whoever sleeps is woken by us (C40).
         self.function.interrupts.wake_all();
+        if self.again {
+            return (Outcome::Done, Some("another attempt".into()));
+        }
         self.function.events.push(DeviceEvent::Broken {
             generation: self.life.generation,
             cause: self.cause.clone(),
@@ -562,7 +588,9 @@ impl<'a> Climb<'a> {
         if let Some(stopped) = reset::never_mastered(&self.function.command, self.life.generation) {
             self.stopped = Some(stopped);
         }
-        let end = self.function.clock.now() + self.deadlines().reset;
+        let all = self.deadlines().reset;
+        let begun = self.function.clock.now();
+        let (end, last) = (begun + all - all / 4, begun + all);
         let mut notes = Vec::new();
         for method in self.methods() {
             match self.try_reset(method, end) {
@@ -580,7 +608,7 @@ impl<'a> Climb<'a> {
                 }
             }
         }
-        self.reset_by_software(&mut notes);
+        self.reset_by_software(last, &mut notes);
         (Outcome::NotProven, join(notes))
     }
 
@@ -603,8 +631,15 @@ impl<'a> Climb<'a> {
         let generation = self.life.generation;
         loop {
             let left = end.saturating_sub(self.function.clock.now());
+            if left < SHORTEST_RESET.min(self.deadlines().reset / 4) {
+                return Err((false, "not begun: no time was left".into()));
+            }
             match self.call(left, move |f| f.reset_by(method, generation)) {
                 Ok(Ok(stopped)) => return Ok(stopped),
+                // The call returned, and the reset did not.
+                Ok(Err(unreset)) if self.function.transport.is_reset_outstanding() => {
+                    return Err((true, unreset.why));
+                }
                 // While a removal waits for us the kernel refuses for ever.
                 Ok(Err(unreset))
                     if unreset.again
@@ -633,9 +668,10 @@ impl<'a> Climb<'a> {
         (Outcome::NotProven, Some(format!("{why}; {also}")))
     }
 
-    fn reset_by_software(&mut self, notes: &mut Vec<String>) {
+    fn reset_by_software(&mut self, end: Duration, notes: &mut Vec<String>) {
         let generation = self.life.generation;
-        let reset = self.call(self.deadlines().reset, move |f| {
+        let left = end.saturating_sub(self.function.clock.now());
+        let reset = self.call(left, move |f| {
             let off = f.master_off_for_good().map_err(|error| error.to_string())?;
             f.plant().map_err(|error| error.to_string())?;
             let reset = || (f.software_reset)(&f.window, &*f.clock);

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use failstop_dma::proof::{ObjectId, ReleaseProof};
 use failstop_dma::space::AddressSpace;
 use failstop_pci::config::ConfigSpace;
+use failstop_pci::fork::Process;
 use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Interrupts;
 use failstop_pci::window::{Stopped, Window};
@@ -67,7 +68,7 @@ pub struct Life {
     generation: Generation,
     tally: Arc<Tally>,
     /// Whose threads its ladder is of: a child of fork has none.
-    process: u32,
+    process: Process,
     function: Arc<Function>,
 }
 
@@ -104,9 +105,15 @@ impl Life {
             objects: AtomicUsize::new(0),
             generation,
             tally,
-            process: std::process::id(),
+            process: Process::this(),
             function,
         }))
+    }
+
+    /// Whether this process drives the device: a child of fork has copies of our objects, and
+    /// neither their threads nor their memory (R12).
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process.is_this()
     }
 
     pub(crate) fn provider(&self) -> MutexGuard<'_, Box<dyn Provider>> {
@@ -229,6 +236,10 @@ impl Life {
 
     /// The verdict on a broken device: waits for it, but for the ladder's own thread (R5).
     pub(crate) fn verdict(&self) -> Option<Verdict> {
+        if !self.is_ours() {
+            // Its ladder is on another thread, which a child does not have.
+            return None;
+        }
         if ladder::is_this_thread() {
             return self.lifecycle.verdict();
         }
@@ -244,6 +255,11 @@ impl Life {
     pub(crate) fn wait_report(&self) -> Option<Arc<RevocationReport>> {
         self.verdict()?;
         self.ladder().report()
+    }
+
+    /// What a later attempt did, in place of what the ladder's own report says.
+    pub(crate) fn file_report(&self, report: &RevocationReport) {
+        self.ladder().file(report);
     }
 
     /// The family's stop sequence for one queue.
@@ -298,7 +314,7 @@ impl Life {
 
 impl Drop for Life {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if !self.is_ours() {
             // A child of fork: the device is its parent's, and so are the threads.
             return;
         }

@@ -1,16 +1,20 @@
 //! The watch: a thread per device that waits for what the bus and the kernel have to say of it.
 //!
-//! An uncorrectable error on the bus (AER) breaks the device at once (C16). A request for the
+//! An uncorrectable error on the bus (AER) breaks the device at once (C16), and so does the end of its
+//! vfio-user server, so that nobody sleeps on for what cannot come. A request for the
 //! function (an unbind, a removal) closes it on behalf of its owner, within a deadline, and lets go
 //! of every descriptor and every mapped register, whoever still holds objects of it, so that the
 //! kernel, which waits, goes on (C15).
 //!
 //! The thread keeps nothing of the device alive while it waits, and ends with it.
 
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io};
 
+use failstop_pci::fork::Process;
 use failstop_pci::interrupts::{Event, wait_any};
 use failstop_queues::lifecycle::Cause;
 
@@ -40,6 +44,8 @@ struct Seat {
     inner: Weak<Inner>,
     /// The present life: objects keep it when the device's handle is gone.
     life: Mutex<Weak<Life>>,
+    /// Error events so far; counted before the life that they break is looked up.
+    errors: AtomicU64,
 }
 
 /// The watch over one function: ends with it.
@@ -49,7 +55,7 @@ pub(crate) struct Watch {
     bell: Arc<Event>,
     thread: Option<JoinHandle<()>>,
     /// Whose thread it is: a child of fork has none.
-    process: u32,
+    process: Process,
 }
 
 impl Watch {
@@ -64,17 +70,19 @@ impl Watch {
         let seat = Arc::new(Seat {
             inner,
             life: Mutex::new(Arc::downgrade(life)),
+            errors: AtomicU64::new(0),
         });
         let watcher = Watcher {
             seat: seat.clone(),
             bell: bell.clone(),
+            lifeline: function.transport.lifeline(),
             error: function.interrupts.error().cloned(),
             request: function.interrupts.request().cloned(),
             events: function.events.clone(),
             removal,
         };
         // Where there is nothing to wait for nobody waits.
-        let thread = if watcher.error.is_some() || watcher.request.is_some() {
+        let thread = if watcher.has_something_to_wait_for() {
             let named = thread::Builder::new().name("watch".to_owned());
             Some(named.spawn(move || watcher.run())?)
         } else {
@@ -84,7 +92,7 @@ impl Watch {
             seat,
             bell,
             thread,
-            process: std::process::id(),
+            process: Process::this(),
         })
     }
 
@@ -92,11 +100,18 @@ impl Watch {
     pub(crate) fn follow(&self, life: &Arc<Life>) {
         *self.seat.life() = Arc::downgrade(life);
     }
+
+    /// How many error events there were. One that is not among them when a life is followed breaks
+    /// that life.
+    pub(crate) fn errors(&self) -> u64 {
+        let _ordered = self.seat.life();
+        self.seat.errors.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if !self.process.is_this() {
             // A child of fork shares the bell with its parent, and must not ring it.
             return;
         }
@@ -127,6 +142,7 @@ impl fmt::Debug for Seat {
 struct Watcher {
     seat: Arc<Seat>,
     bell: Arc<Event>,
+    lifeline: Option<Arc<dyn AsFd + Send + Sync>>,
     error: Option<Arc<Event>>,
     request: Option<Arc<Event>>,
     events: Arc<Events>,
@@ -142,18 +158,33 @@ enum Woken {
 }
 
 impl Watcher {
-    fn run(self) {
-        let mut watched = vec![(Woken::Bell, &*self.bell)];
-        watched.extend(self.error.as_deref().map(|event| (Woken::Error, event)));
-        watched.extend(self.request.as_deref().map(|event| (Woken::Request, event)));
+    fn has_something_to_wait_for(&self) -> bool {
+        self.lifeline.is_some() || self.error.is_some() || self.request.is_some()
+    }
+
+    fn run(mut self) {
+        let (bell, error, request) = (self.bell.clone(), self.error.clone(), self.request.clone());
+        let mut watched = vec![(Woken::Bell, &*bell)];
+        watched.extend(error.as_deref().map(|event| (Woken::Error, event)));
+        watched.extend(request.as_deref().map(|event| (Woken::Request, event)));
         let events: Vec<&Event> = watched.iter().map(|&(_, event)| event).collect();
         loop {
-            match wait_any(&events, None) {
+            let lifeline = self.lifeline.clone();
+            match wait_any(&events, lifeline.as_deref().map(AsFd::as_fd), None) {
                 Ok(woken) => {
-                    for first in woken {
+                    if woken.ended {
+                        self.lifeline = None;
+                        self.break_life(Cause::Gone {
+                            what: "the vfio-user server closed the connection, or died".into(),
+                        });
+                    }
+                    for first in woken.signalled {
                         match watched[first].0 {
                             Woken::Bell => return,
-                            Woken::Error => self.error(),
+                            Woken::Error => {
+                                self.seat.errors.fetch_add(1, Ordering::AcqRel);
+                                self.break_life(Cause::BusError);
+                            }
                             Woken::Request => {
                                 self.events.push(DeviceEvent::RemovalRequested);
                                 if self.removal == Removal::Close {
@@ -171,10 +202,10 @@ impl Watcher {
         }
     }
 
-    fn error(&self) {
+    fn break_life(&self, cause: Cause) {
         let life = self.seat.life().upgrade();
         if let Some(life) = life {
-            life.break_device(Cause::BusError);
+            life.break_device(cause);
         }
     }
 
@@ -197,6 +228,9 @@ impl Watcher {
 /// The orderly close has [`Deadlines::close`](crate::ladder::Deadlines::close); past it the ladder
 /// ends the device.
 pub(crate) fn give_back(inner: Option<Arc<Inner>>, life: &Arc<Life>) {
+    if !life.is_ours() {
+        return;
+    }
     let function = life.function().clone();
     let deadlines = function.deadlines;
     let mut hand = match Hand::new("removal") {

@@ -70,7 +70,7 @@ impl Event {
     ///
     /// When the kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
-        Ok(!wait_any(&[self], timeout)?.is_empty())
+        Ok(!wait_any(&[self], None, timeout)?.signalled.is_empty())
     }
 
     fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
@@ -100,14 +100,29 @@ fn take_now(shared: &EventFd) -> bool {
     }
 }
 
-/// Waits until one of `events` is signalled, at most `timeout` (for ever without one), and takes
-/// all that are: their indices, ascending, so that one that is signalled all the time does not hide
-/// the others. None when time was up, a signal handler ran, or somebody else took them first.
+/// What a wait ended with: nothing when time was up, a signal handler ran, or somebody else took
+/// what was signalled first.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Woken {
+    /// Which events were signalled, ascending, and taken.
+    pub signalled: Vec<usize>,
+    /// The lifeline hung up.
+    pub ended: bool,
+}
+
+/// Waits until one of `events` is signalled or `lifeline`
+/// ([`Transport::lifeline`](crate::transport::Transport::lifeline)) hangs up, at most `timeout`
+/// (for ever without one). Takes everything that is signalled, so that an event that never rests
+/// hides no other.
 ///
 /// # Errors
 ///
 /// When the kernel refuses to wait.
-pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
+pub fn wait_any(
+    events: &[&Event],
+    lifeline: Option<BorrowedFd<'_>>,
+    timeout: Option<Duration>,
+) -> io::Result<Woken> {
     let timeout = match timeout {
         // Rounded up, so that a short wait does not become a busy loop.
         Some(time) => {
@@ -119,10 +134,16 @@ pub fn wait_any(events: &[&Event], timeout: Option<Duration>) -> io::Result<Vec<
         .iter()
         .flat_map(|event| event.files())
         .map(|file| PollFd::new(file, PollFlags::POLLIN))
+        // A hang-up is told without being asked for.
+        .chain(lifeline.map(|end| PollFd::new(end, PollFlags::empty())))
         .collect();
     match poll(&mut watched, timeout) {
-        Ok(0) | Err(Errno::EINTR) => Ok(Vec::new()),
-        Ok(_) => Ok((0..events.len()).filter(|&n| events[n].take()).collect()),
+        Ok(0) | Err(Errno::EINTR) => Ok(Woken::default()),
+        Ok(_) => Ok(Woken {
+            signalled: (0..events.len()).filter(|&n| events[n].take()).collect(),
+            ended: lifeline.is_some()
+                && watched.last().and_then(PollFd::revents) != Some(PollFlags::empty()),
+        }),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -292,7 +313,11 @@ mod tests {
         let wake = Event::new().unwrap();
         let (error, request) = (interrupts.error().unwrap(), interrupts.request().unwrap());
         let events = [&**error, &**request, &wake];
-        let now = || wait_any(&events, Some(Duration::ZERO)).unwrap();
+        let now = || {
+            wait_any(&events, None, Some(Duration::ZERO))
+                .unwrap()
+                .signalled
+        };
         assert_eq!(now(), [0; 0]);
         assert!(function.fire(IrqIndex::Request, 0));
         assert_eq!(now(), [1]);
@@ -308,8 +333,8 @@ mod tests {
         let (error, request) = (interrupts.error().unwrap(), interrupts.request().unwrap());
         assert!(function.fire(IrqIndex::Error, 0));
         assert!(function.fire(IrqIndex::Request, 0));
-        let woken = wait_any(&[&**error, &**request], Some(Duration::ZERO)).unwrap();
-        assert_eq!(woken, [0, 1]);
+        let woken = wait_any(&[&**error, &**request], None, Some(Duration::ZERO)).unwrap();
+        assert_eq!(woken.signalled, [0, 1]);
     }
 
     /// What a server has of an event: a descriptor of the same open file, as SCM_RIGHTS gives it.

@@ -7,6 +7,7 @@ pub mod capabilities;
 pub mod clock;
 pub mod config;
 mod descriptor;
+pub mod fork;
 pub mod id;
 pub mod interrupts;
 mod mapped;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -61,6 +61,9 @@ struct State {
     shares_space: bool,
     detached: bool,
     hung_up: bool,
+    reset_outstanding: bool,
+    /// Our end of the server's life, where there is one.
+    lifeline: Option<Arc<OwnedFd>>,
 
     // What a test told it to do.
     map_errors: VecDeque<Errno>,
@@ -100,6 +103,8 @@ impl FakeFunction {
             shares_space: false,
             detached: false,
             hung_up: false,
+            reset_outstanding: false,
+            lifeline: None,
             map_errors: VecDeque::new(),
             unmaps: VecDeque::new(),
             detach_errors: VecDeque::new(),
@@ -215,6 +220,18 @@ impl FakeFunction {
         };
         let len = bytes.len();
         pread(file, bytes, into.cast_signed()) == Ok(len)
+    }
+
+    /// The same with a server whose life can be watched: it ends when the other end, which is
+    /// returned, is dropped.
+    ///
+    /// # Errors
+    ///
+    /// When no socket can be made.
+    pub fn with_lifeline(self) -> io::Result<(Self, std::os::unix::net::UnixStream)> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        self.state().lifeline = Some(Arc::new(ours.into()));
+        Ok((self, theirs))
     }
 
     /// Makes configuration space keep what it holds, whatever is written.
@@ -341,12 +358,22 @@ impl FakeFunction {
         if state.hung_up {
             return failed(Errno::EBADF);
         }
+        if state.reset_outstanding {
+            return failed(Errno::EBUSY);
+        }
         let scripted = state.next_resets.pop_front();
         match scripted.or_else(|| state.resets.get(&method).copied()) {
             Some(ResetScript::Fails(errno)) => return failed(errno),
             Some(ResetScript::ResetsNothing) => {}
             Some(ResetScript::Works) | None => self.clear(&mut state, false),
             Some(ResetScript::RestoresMaster) => self.clear(&mut state, true),
+            Some(ResetScript::Unanswered) => {
+                state.reset_outstanding = true;
+                return Err(ResetFailed::Unanswered {
+                    device: self.name().to_owned(),
+                    source: Errno::ETIMEDOUT.into(),
+                });
+            }
         }
         Ok(())
     }
@@ -727,6 +754,14 @@ impl Transport for FakeFunction {
         if self.kind != Kind::VfioUser {
             state.set_command(Command::empty());
         }
+    }
+
+    fn is_reset_outstanding(&self) -> bool {
+        self.state().reset_outstanding
+    }
+
+    fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
+        self.state().lifeline.clone().map(|end| end as _)
     }
 
     fn is_lost(&self) -> bool {

@@ -4,8 +4,9 @@
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -507,6 +508,18 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// Whether the other end is known to be gone for good: a vfio-user connection that ended.
     fn is_lost(&self) -> bool {
         false
+    }
+
+    /// Whether a reset that was asked for has not been answered, although who asked was told so: it
+    /// may happen at any time. A kernel call returns only when the reset is over.
+    fn is_reset_outstanding(&self) -> bool {
+        false
+    }
+
+    /// What hangs up (POLLHUP) when the other end is gone for good: a vfio-user server that died is
+    /// noticed by whoever polls it, also while nobody says anything. Keeping it keeps nothing open.
+    fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
+        None
     }
 
     /// How long the slowest call may take before the caller should treat it as hung; none where

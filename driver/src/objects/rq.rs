@@ -124,7 +124,7 @@ impl Rq {
     /// True when a burst would find something.
     ///
     /// Arms the interrupt, looks once more, then sleeps, so that a frame that came in between is
-    /// not left lying (C26). False when time was up or a signal handler ran.
+    /// not left lying (C26). False when time was up or a signal handler ran, and in a child of fork.
     ///
     /// # Errors
     ///
@@ -133,6 +133,10 @@ impl Rq {
     /// kernel refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        if !self.place.life.is_ours() {
+            // The events are the parent's, who would miss what is taken here.
+            return Ok(false);
+        }
         // An end beyond the clock's range is none.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

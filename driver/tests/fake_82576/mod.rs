@@ -30,6 +30,11 @@ pub(crate) const LINK_DOWN: u32 = 0x0000_0001;
 /// An 82576 with interrupts, which says what bring-up waits for, and otherwise stores what is
 /// written.
 pub(crate) fn fake() -> Arc<FakeFunction> {
+    Arc::new(unserved())
+}
+
+/// As [`fake`], to be changed.
+pub(crate) fn unserved() -> FakeFunction {
     let mut header = vec![0; 64];
     header[..4].copy_from_slice(&[0x86, 0x80, 0xc9, 0x10]);
     header[0x0a..0x0c].copy_from_slice(&[0x00, 0x02]);
@@ -48,7 +53,7 @@ pub(crate) fn fake() -> Arc<FakeFunction> {
     for (offset, value) in answers {
         function.answer_register(offset.into(), value);
     }
-    Arc::new(function)
+    function
 }
 
 /// A device, what it is made of, and its time.
@@ -60,7 +65,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(options: Options) -> Self {
-        let (function, clock) = (fake(), Arc::new(ManualClock::default()));
+        Self::over(fake(), options)
+    }
+
+    pub(crate) fn over(function: Arc<FakeFunction>, options: Options) -> Self {
+        let clock = Arc::new(ManualClock::default());
         let options = Options {
             clock: clock.clone(),
             ..options

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{DeviceId, Generation};
@@ -148,6 +149,14 @@ impl<D: Delegate> Transport for D {
 
     fn is_lost(&self) -> bool {
         self.inner().is_lost()
+    }
+
+    fn is_reset_outstanding(&self) -> bool {
+        self.inner().is_reset_outstanding()
+    }
+
+    fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
+        self.inner().lifeline()
     }
 
     fn deadline(&self) -> Option<Duration> {

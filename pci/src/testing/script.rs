@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{FakeFunction, State};
 use crate::capabilities::{DeviceStatus, PowerState, id};
@@ -89,6 +90,9 @@ pub enum ResetScript {
     RestoresMaster,
     /// It fails and changes nothing.
     Fails(Errno),
+    /// Nobody answers in time, and it may happen yet
+    /// ([`FakeFunction::end_unanswered_reset`]).
+    Unanswered,
 }
 
 /// A kind of call, to be held up.
@@ -256,6 +260,14 @@ impl Events {
         Ok(())
     }
 
+    fn is_signalled(&self, index: IrqIndex, vector: u32) -> bool {
+        let routed = self.routed.get(&(index, vector));
+        routed.is_some_and(|fd| {
+            let mut polled = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+            poll(&mut polled, PollTimeout::ZERO) == Ok(1)
+        })
+    }
+
     pub(super) fn fire(&self, index: IrqIndex, vector: u32) -> bool {
         let routed = self.routed.get(&(index, vector));
         routed.is_some_and(|fd| nix::unistd::write(fd, &1u64.to_ne_bytes()).is_ok())
@@ -333,6 +345,14 @@ impl FakeFunction {
         self.state().next_resets.push_back(script);
     }
 
+    /// Ends a reset that was [`ResetScript::Unanswered`]: it happens now.
+    pub fn end_unanswered_reset(&self) {
+        let mut state = self.state();
+        if std::mem::take(&mut state.reset_outstanding) {
+            self.clear(&mut state, false);
+        }
+    }
+
     /// Makes the next `reads` of configuration space read as if the function were gone; for ever
     /// with `u64::MAX`. Writes go on to arrive, as at a function that is away for a moment only.
     pub fn misread_config(&self, reading: Reading, reads: u64) {
@@ -398,6 +418,11 @@ impl FakeFunction {
     /// interrupts again as soon as it is armed.
     pub fn storm_at(&self, offset: u64) {
         self.state().storms.push(offset);
+    }
+
+    /// Whether what an interrupt is routed to was signalled and nobody has taken it yet.
+    pub fn is_signalled(&self, index: IrqIndex, vector: u32) -> bool {
+        self.state().events.is_signalled(index, vector)
     }
 
     /// Holds up every call of this kind until the result is dropped.

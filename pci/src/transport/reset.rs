@@ -134,6 +134,16 @@ pub enum ResetFailed {
         /// The function's name.
         device: String,
     },
+    /// The server did not answer in time: the reset may happen yet, and no other is asked for until
+    /// it is answered ([`Transport::is_reset_outstanding`](super::Transport::is_reset_outstanding)).
+    #[error("{device}: the reset was not answered, and may happen yet")]
+    Unanswered {
+        /// The function's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The function has no such reset, or not through this transport.
     #[error("{device}: there is no {method} reset; sysfs reset_method says which there are")]
     NotOffered {

@@ -5,5 +5,6 @@ mod connecting;
 mod interop;
 mod memory;
 mod replies;
+mod silence;
 mod support;
 mod threads;

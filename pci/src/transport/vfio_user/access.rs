@@ -2,7 +2,7 @@
 
 use zerocopy::IntoBytes;
 
-use super::connection::{Connection, Question, Time};
+use super::connection::{Connection, Question, Silence, Time};
 use super::describe::checked;
 use super::error::{CallError, Violation};
 use super::wire::{self, Command, RegionAccess};
@@ -15,6 +15,7 @@ pub(super) struct Access<'a> {
     pub region: u32,
     /// Whose accesses they are; none where that does not matter.
     pub generation: Option<Generation>,
+    pub silence: Silence,
     pub time: Time,
 }
 
@@ -45,6 +46,7 @@ impl Access<'_> {
                 payload: size..=size,
                 max_fds: 0,
                 generation: self.generation,
+                silence: self.silence,
                 time: self.time,
             })?
             .payload;

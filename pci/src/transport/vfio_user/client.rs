@@ -1,7 +1,7 @@
 //! The client: a [`Transport`] over a connection.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use nix::sys::stat::fstat;
 use zerocopy::IntoBytes;
 
 use super::access::{Access, same};
-use super::connection::{Connection, Question, Time};
+use super::connection::{Connection, Question, Silence, Time};
 use super::describe::{Described, Description, IRQS, REGIONS, checked, describe};
 use super::dial::dial;
 use super::error::{Broken, CallError, ConnectError, Violation};
@@ -179,6 +179,11 @@ impl Client {
             payload: payload..=payload,
             max_fds: 0,
             generation: None,
+            silence: if command == Command::DeviceReset {
+                Silence::LeavesItOpen
+            } else {
+                Silence::EndsTheConnection
+            },
             time,
         })?;
         Ok(answer.payload)
@@ -200,6 +205,11 @@ impl Client {
                 region: index.number(),
                 // The ladder turns bus mastering off in config space when the life is over.
                 generation: (index != RegionIndex::Config).then_some(generation),
+                silence: if index == RegionIndex::Config {
+                    Silence::LeavesItOpen
+                } else {
+                    Silence::EndsTheConnection
+                },
                 time: self.time(),
             })
         } else {
@@ -534,15 +544,30 @@ impl Transport for Client {
         Ok(())
     }
 
-    /// EINVAL, without asking, where the server says that there is no reset, as in the kernel.
+    /// EINVAL, without asking, where the server says that there is no reset, as in the kernel; EBUSY,
+    /// without asking, while an earlier reset has no answer. One that is not answered in time leaves
+    /// the connection as it is.
     fn reset(&self) -> Result<(), ResetFailed> {
-        let result = if self.resettable {
+        let result = if !self.resettable {
+            Err(CallError::NotSent(Errno::EINVAL))
+        } else if self.is_reset_outstanding() {
+            Err(CallError::NotSent(Errno::EBUSY))
+        } else {
             let time = Time::from_now(self.options.reset_deadline);
             self.ask(Command::DeviceReset, &[], &[], 0, time).map(drop)
-        } else {
-            Err(CallError::NotSent(Errno::EINVAL))
         };
-        result.map_err(|error| ResetFailed::new(&self.name, error.into_io()))
+        result.map_err(|error| match error {
+            CallError::LeftBehind(_) => ResetFailed::Unanswered {
+                device: self.name.clone(),
+                source: error.into_io(),
+            },
+            error => ResetFailed::new(&self.name, error.into_io()),
+        })
+    }
+
+    fn is_reset_outstanding(&self) -> bool {
+        self.connection
+            .is_left_behind(Command::DeviceReset, self.time())
     }
 
     fn reset_methods(&self) -> Vec<ResetMethod> {
@@ -562,6 +587,10 @@ impl Transport for Client {
     /// Ends the connection, upon which a server must unmap everything; that it did is not known.
     fn hang_up(&self) {
         self.connection.hang_up();
+    }
+
+    fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
+        Some(self.connection.socket())
     }
 
     fn deadline(&self) -> Option<Duration> {

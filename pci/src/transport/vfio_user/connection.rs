@@ -10,15 +10,16 @@
 //!   itself, without a switch to another.
 //!
 //! The first fault ends the connection for all: the socket is shut down, which wakes whoever reads
-//! or waits for room, and every later call fails at once.
+//! or waits for room, and every later call fails at once. Silence is such a fault, but for a reset and
+//! an access of config space ([`Silence`]).
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -29,6 +30,7 @@ use super::error::{Broken, CallError, Doing, Violation};
 use super::socket::{self, MAX_FDS, ReceiveError};
 use super::wire::{Command, Flags, Header, MAX_VARIABLE, encode};
 use crate::descriptor::Descriptor;
+use crate::fork::Process;
 use crate::id::Generation;
 
 /// Message ids from here on belong to posted writes, which nobody answers: an answer to one of
@@ -49,7 +51,20 @@ pub(super) struct Question<'a> {
     pub max_fds: usize,
     /// Whose question it is; none where life and death of the driver do not matter.
     pub generation: Option<Generation>,
+    /// What it means when no answer comes in time.
+    pub silence: Silence,
     pub time: Time,
+}
+
+/// What a question without an answer does to its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Silence {
+    /// Ends it: a server that hangs would cost every later call a deadline of its own.
+    EndsTheConnection,
+    /// Leaves it: the question stays open and keeps its id, so that a late answer is told apart, and
+    /// dropped. For what the ladder asks before the unmaps: a device that hangs in a reset, or in
+    /// config space, must not take the only proof away that is left (C35).
+    LeavesItOpen,
 }
 
 /// How long a call may take: a moment, and the duration that led to it, for messages.
@@ -90,14 +105,17 @@ pub(super) struct Answer {
 
 /// A connected server.
 pub(super) struct Connection {
-    socket: Descriptor,
+    socket: Arc<Descriptor>,
     /// The last generation that is over. The lock makes senders take turns.
     sending: Mutex<Option<Generation>>,
     inbox: Mutex<Inbox>,
     /// Signalled when `inbox` changed and somebody waits for that.
     changed: Condvar,
     next_posted: AtomicU16,
+    /// The server sent commands of its own: said once, however many it sends.
+    asked_by_server: AtomicBool,
     broken: OnceLock<Broken>,
+    process: Process,
 }
 
 #[derive(Default)]
@@ -116,6 +134,8 @@ struct Open {
     payload: RangeInclusive<usize>,
     max_fds: usize,
     answer: Option<Result<Answer, u32>>,
+    /// Nobody waits for the answer any more.
+    left_behind: bool,
 }
 
 impl fmt::Debug for Connection {
@@ -131,18 +151,52 @@ impl Connection {
     /// Takes over a socket on which nothing was said yet.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self {
-            socket: Descriptor::new(socket)?,
+            socket: Arc::new(Descriptor::new(socket)?),
             sending: Mutex::new(None),
             inbox: Mutex::default(),
             changed: Condvar::new(),
             next_posted: AtomicU16::new(0),
+            asked_by_server: AtomicBool::new(false),
             broken: OnceLock::new(),
+            process: Process::this(),
         })
     }
 
     /// Why the connection is over, if it is.
     pub(super) fn broken(&self) -> Option<&Broken> {
         self.broken.get()
+    }
+
+    /// The socket, to see its end by. Whoever keeps it keeps nothing open.
+    pub(super) fn socket(&self) -> Arc<Descriptor> {
+        self.socket.clone()
+    }
+
+    /// Whether a question of this kind was left behind and has no answer yet.
+    pub(super) fn is_left_behind(&self, command: Command, time: Time) -> bool {
+        self.take_late_answers(time);
+        let inbox = lock(&self.inbox);
+        inbox
+            .open
+            .values()
+            .any(|open| open.left_behind && open.command == command)
+    }
+
+    /// Reads what has arrived while nobody waited for an answer.
+    fn take_late_answers(&self, time: Time) {
+        loop {
+            let inbox = lock(&self.inbox);
+            let late = inbox.open.values().any(|open| open.left_behind);
+            // A leader reads them, too.
+            if !late || inbox.led || self.broken.get().is_some() {
+                return;
+            }
+            let now = Some(Instant::now());
+            if socket::wait(self.socket.as_fd(), PollFlags::POLLIN, now).is_err() {
+                return;
+            }
+            drop(self.lead(inbox, time));
+        }
     }
 
     /// Refuses messages of `generation` and older ones from now on: on return none of them is
@@ -178,6 +232,7 @@ impl Connection {
         generation: Option<Generation>,
         time: Time,
     ) -> Result<(), CallError> {
+        self.check_process()?;
         let id = POSTED | self.next_posted.fetch_add(1, Ordering::Relaxed);
         let header = Header::command(id, command, Flags::NO_REPLY, body.len() + data.len());
         let message = encode(&header, body, data);
@@ -186,6 +241,7 @@ impl Connection {
 
     /// Sends a command and waits for its answer.
     pub(super) fn ask(&self, question: &Question<'_>) -> Result<Answer, CallError> {
+        self.check_process()?;
         let command = question.command;
         // Before it is sent, since the leader may see the answer before this thread runs again.
         let id = lock(&self.inbox)
@@ -205,7 +261,15 @@ impl Connection {
             lock(&self.inbox).open.remove(&id);
             return Err(error);
         }
-        self.wait(id, command, question.time)
+        self.wait(id, question)
+    }
+
+    /// A child of fork has no socket, and its parent's other threads may have held any lock.
+    fn check_process(&self) -> Result<(), CallError> {
+        if self.process.is_this() {
+            return Ok(());
+        }
+        Err(CallError::NotSent(Errno::EBADF))
     }
 
     fn send(
@@ -278,7 +342,8 @@ impl Connection {
     }
 
     /// Waits for the answer to question `id`: leads or follows.
-    fn wait(&self, id: u16, command: Command, time: Time) -> Result<Answer, CallError> {
+    fn wait(&self, id: u16, question: &Question<'_>) -> Result<Answer, CallError> {
+        let time = question.time;
         let mut inbox = lock(&self.inbox);
         loop {
             if let Some(answer) = inbox.take(id) {
@@ -290,8 +355,15 @@ impl Connection {
             }
             let left = time.left();
             if left.is_zero() {
+                let why = time.over(Doing::Answering(question.command));
+                if question.silence == Silence::LeavesItOpen {
+                    if let Some(open) = inbox.open.get_mut(&id) {
+                        open.left_behind = true;
+                    }
+                    return Err(CallError::LeftBehind(why));
+                }
                 drop(inbox);
-                self.end(time.over(Doing::Answering(command)));
+                self.end(why);
                 inbox = lock(&self.inbox);
             } else if inbox.led {
                 inbox.followers += 1;
@@ -301,20 +373,26 @@ impl Connection {
                 };
                 inbox.followers -= 1;
             } else {
-                inbox.led = true;
-                drop(inbox);
-                let received = self.receive_one(time);
-                if let Err(Some(why)) = received {
-                    self.end(why);
-                }
-                inbox = lock(&self.inbox);
-                inbox.led = false;
-                // Some have their answers now; one of the others leads next.
-                if inbox.followers > 0 {
-                    self.changed.notify_all();
-                }
+                inbox = self.lead(inbox, time);
             }
         }
+    }
+
+    /// Leads for one message.
+    fn lead<'a>(&'a self, mut inbox: MutexGuard<'a, Inbox>, time: Time) -> MutexGuard<'a, Inbox> {
+        inbox.led = true;
+        drop(inbox);
+        let received = self.receive_one(time);
+        if let Err(Some(why)) = received {
+            self.end(why);
+        }
+        inbox = lock(&self.inbox);
+        inbox.led = false;
+        // Some have their answers now; one of the others leads next.
+        if inbox.followers > 0 {
+            self.changed.notify_all();
+        }
+        inbox
     }
 
     /// Reads one message and delivers it. `Err(None)`: nothing came in time.
@@ -341,9 +419,13 @@ impl Connection {
         } else {
             Ok(Answer { payload, fds })
         };
-        // Who asked may have given up; then the connection is over.
-        if let Some(open) = lock(&self.inbox).open.get_mut(&header.id) {
-            open.answer = Some(answer);
+        let mut inbox = lock(&self.inbox);
+        match inbox.open.get_mut(&header.id) {
+            // Nobody wants it; its id is free again.
+            Some(open) if open.left_behind => drop(inbox.open.remove(&header.id)),
+            Some(open) => open.answer = Some(answer),
+            // Who asked has given up, and the connection is over.
+            None => {}
         }
         Ok(())
     }
@@ -367,7 +449,9 @@ impl Connection {
             })?;
         let mut payload = vec![0; len];
         socket::receive_payload(self.socket.as_fd(), &mut payload, Some(time.deadline))?;
-        log::warn!("vfio-user: refused the server's command {command}");
+        if !self.asked_by_server.swap(true, Ordering::Relaxed) {
+            log::warn!("vfio-user: refused the server's command {command}, and will every other");
+        }
         if header.wants_no_reply() {
             return Ok(());
         }
@@ -379,6 +463,13 @@ impl Connection {
             Err(CallError::NotSent(errno)) => Err(Broken::Socket(errno)),
             _ => Ok(()),
         }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // Whoever watches for its end keeps the descriptor.
+        self.socket.hang_up();
     }
 }
 
@@ -394,6 +485,7 @@ impl Inbox {
             payload: question.payload.clone(),
             max_fds: question.max_fds,
             answer: None,
+            left_behind: false,
         };
         self.open.insert(id, open);
         Some(id)
@@ -469,6 +561,7 @@ mod tests {
             payload: 4..=4,
             max_fds: 0,
             generation: None,
+            silence: Silence::EndsTheConnection,
             time: Time::from_now(Duration::ZERO),
         };
         let id = inbox.open(&question).unwrap();

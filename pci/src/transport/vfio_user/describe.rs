@@ -6,7 +6,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::stat::fstat;
 use zerocopy::IntoBytes;
 
-use super::connection::{Answer, Connection, Question, Time};
+use super::connection::{Answer, Connection, Question, Silence, Time};
 use super::error::{Broken, CallError, ConnectError, Violation};
 use super::wire::{
     self, Capabilities, Command, DeviceFlags, DeviceInfo, IrqInfo, MAJOR, MAX_VARIABLE, MINOR,
@@ -401,6 +401,7 @@ fn ask(
         payload,
         max_fds,
         generation: None,
+        silence: Silence::EndsTheConnection,
         time,
     })
 }

@@ -20,8 +20,9 @@ pub enum Broken {
     /// We ended the connection ([`Transport::hang_up`](crate::transport::Transport::hang_up)).
     #[error("the connection to the vfio-user server was ended by us; open the device again")]
     HungUp,
-    /// The server did not answer, or did not read, within the deadline. A late answer could be
-    /// taken for that to another question, so the connection ends.
+    /// The server did not answer, or did not read, within the deadline. Every later call would wait
+    /// for as long, so the connection ends; but not for a reset or an access of config space that was
+    /// read and is not answered, of which this is said, too.
     #[error(
         "the vfio-user server did not {doing} within {} ms; it hangs, or the deadline is too short",
         deadline.as_millis()
@@ -195,6 +196,9 @@ pub(super) enum CallError {
     /// The connection ended between the first byte of the question and the answer: whether the
     /// server did what was asked is not known.
     Unanswered(Broken),
+    /// No answer came in time, and the connection goes on: whether and when the server does what was
+    /// asked is not known.
+    LeftBehind(Broken),
     /// The server answered that it failed, with this errno; 0 when it did not say which.
     Refused(u32),
 }
@@ -204,7 +208,9 @@ impl CallError {
         match self {
             Self::Expired => io::Error::other("the caller's generation is over"),
             Self::NotSent(errno) => errno.into(),
-            Self::Dead(broken) | Self::Unanswered(broken) => broken.into_io(),
+            Self::Dead(broken) | Self::Unanswered(broken) | Self::LeftBehind(broken) => {
+                broken.into_io()
+            }
             Self::Refused(errno) => match refusal(errno) {
                 Some(errno) => errno.into(),
                 None => io::Error::other(format!(
@@ -218,7 +224,9 @@ impl CallError {
         match self {
             Self::Expired => Errno::ESTALE,
             Self::NotSent(errno) => *errno,
-            Self::Dead(broken) | Self::Unanswered(broken) => broken.errno(),
+            Self::Dead(broken) | Self::Unanswered(broken) | Self::LeftBehind(broken) => {
+                broken.errno()
+            }
             Self::Refused(errno) => refusal(*errno).unwrap_or(Errno::EIO),
         }
     }
