@@ -10,6 +10,7 @@ use failstop_dma::ledger::Ledger;
 use failstop_dma::space::{AddressSpace, SpaceError};
 use failstop_pci::clock::{Clock, SystemClock};
 use failstop_pci::config::{CommandError, CommandRegister, ConfigSpace, Identity};
+use failstop_pci::fork::Process;
 use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::interrupts::Interrupts;
 use failstop_pci::reset::Pending;
@@ -28,11 +29,13 @@ use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistic
 use crate::watch::{self, Removal, Watch};
 
 mod closing;
+mod opening;
 mod recovered;
 mod recovery;
 
 pub use closing::CloseReport;
 pub(crate) use closing::end_life;
+use opening::Reset;
 pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
 pub use recovery::RecoverError;
 
@@ -66,9 +69,20 @@ pub enum DeviceError {
         /// The first double word.
         value: u32,
     },
-    /// It could not be reset.
+    /// A reset of it is under way, or may happen yet.
     #[error(transparent)]
     Reset(#[from] ResetFailed),
+    /// None of its resets shows that it took place: what its last owner started may go on, in
+    /// memory that is to be this one's.
+    #[error(
+        "{device}: no reset of it could be proven, so that it may go on with what it was told before, and is not used: {tried}; power-cycle the machine, or start its server again"
+    )]
+    NotReset {
+        /// The function's name.
+        device: String,
+        /// Each reset, and why it is not believed.
+        tried: String,
+    },
     /// Its BAR is unusable.
     #[error(transparent)]
     Window(#[from] WindowError),
@@ -150,6 +164,8 @@ pub(crate) struct Inner {
     driver: Driver,
     config: Config,
     tally: Arc<Tally>,
+    /// Whose threads serve it.
+    process: Process,
     function: Arc<Function>,
     /// The last one that began a life.
     recovery: Mutex<Option<RecoveryReport>>,
@@ -181,6 +197,9 @@ impl Default for Options {
 
 impl Device {
     /// Takes over the function behind `transport`, resets it and sets it up.
+    ///
+    /// The reset is proven, as the ladder proves one: by the kernel or the server, or by the
+    /// family's own where those have none that can be believed.
     ///
     /// # Errors
     ///
@@ -214,7 +233,6 @@ impl Device {
         let command = CommandRegister::open(&space)?;
         // Whatever the last user left it doing ends here, before anything is mapped.
         let _off = command.bus_master_off(&space)?;
-        transport.reset()?;
         command.memory_space_on(&space)?;
         let pending = Pending::find(&space)?;
         let clock = options.clock;
@@ -222,9 +240,17 @@ impl Device {
         let own = Window::open(transport.clone(), Generation::LADDER, 0, driver.bar_bytes)?;
         let window = Window::open(transport.clone(), Generation::FIRST, 0, driver.bar_bytes)?;
         let mut provider = driver.provider(window.clone(), clock.clone());
-        let limits = provider.limits();
+        let (limits, canary) = (provider.limits(), provider.canary());
+        let reset = Reset {
+            transport: &*transport,
+            command: &command,
+            window: &own,
+            clock: &*clock,
+            canary,
+            software: provider.software_reset(),
+        };
+        let _stopped = reset.prove()?;
         provider.bring_up(config)?;
-        let canary = provider.canary();
         canary.plant(&own).map_err(|source| DeviceError::Canary {
             device: transport.name().to_owned(),
             source,
@@ -266,6 +292,7 @@ impl Device {
             driver,
             config: *config,
             tally,
+            process: Process::this(),
             function,
         });
         let watch = Watch::new(Arc::downgrade(&inner), &life, options.removal);
@@ -433,6 +460,18 @@ impl Device {
     pub fn give_back(self) -> CloseReport {
         watch::give_back(Some(self.inner.clone()), &self.life());
         self.inner.close_report()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.process.is_this() {
+            // A child of fork: what these would do to end the device is for its parent to do, and
+            // the locks that they would take may be held by threads that only the parent has.
+            std::mem::forget(self.function.clone());
+            let life = self.life.get_mut();
+            std::mem::forget(life.unwrap_or_else(PoisonError::into_inner).clone());
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use failstop::queues::lifecycle::Cause;
 use failstop_dma::frame::Frame;
 use failstop_pci::clock::Clock;
 use failstop_pci::testing::{Call, Happened, Reading, ResetScript};
-use failstop_pci::transport::{ResetMethod, Unmapped};
+use failstop_pci::transport::{IrqIndex, ResetMethod, Unmapped};
 use nix::errno::Errno;
 use scripted::{Bench, FRAME, Objects, RX, Software, Way, small};
 
@@ -471,4 +471,76 @@ fn a_function_has_one_device_at_a_time() {
     assert!(matches!(refused, DeviceError::InUse { .. }), "{refused}");
     assert_eq!(device.close().left, []);
     drop(bench.open());
+}
+
+/// It came before the new life was there, and belongs to it all the same.
+#[test]
+fn c16_an_error_in_the_middle_of_a_recovery_breaks_the_new_life() {
+    let bench = Bench::of(|function| function.by_messages().with_interrupts(2));
+    let device = bench.open();
+    break_it(&device);
+    // The last thing that a bring-up does.
+    let hold = bench.function.hold_next(Call::Interrupts);
+    thread::scope(|scope| {
+        let recovery = scope.spawn(|| device.recover());
+        hold.wait_entered();
+        assert!(bench.function.fire(IrqIndex::Error, 0), "nobody listens");
+        while bench.function.is_signalled(IrqIndex::Error, 0) {
+            thread::yield_now();
+        }
+        hold.release();
+        assert_eq!(recovery.join().unwrap().unwrap().number(), 2);
+    });
+    assert!(device.revocation().is_some());
+    assert_eq!(device.broken(), Some(Cause::BusError));
+}
+
+/// One break is one event, and what the report says is what the ledger says.
+#[test]
+fn another_attempt_replaces_the_report_and_is_no_second_break() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let port = Port::open(&device, &small()).unwrap();
+    bench.never_revoked();
+    break_it(&device);
+    assert_eq!(device.revocation().unwrap().verdict, Word::Quarantined);
+    // The unmaps are answered after a while; nothing else is.
+    for _ in 0..32 {
+        device.recover().unwrap_err();
+    }
+    assert_eq!(device.ledger().totals().quarantined_mappings, 0);
+    let report = device.revocation().unwrap();
+    assert_eq!(report.verdict, Word::Revoked, "{report}");
+    let mut breaks = 0;
+    while let Some(event) = device.events().try_next() {
+        breaks += u32::from(matches!(event, DeviceEvent::Broken { .. }));
+    }
+    assert_eq!(breaks, 1);
+    drop(port);
+}
+
+/// A burst that cannot carry its port is no loop of system calls.
+#[test]
+fn a_carry_that_fails_is_tried_again_after_a_while_and_not_with_every_burst() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    break_it(&device);
+    device.recover().unwrap();
+    for _ in 0..2 {
+        bench.function.fail_next_map(Errno::ENOSPC);
+    }
+    let before = bench.function.map_calls();
+    for attempts in 1..=2 {
+        for _ in 0..100 {
+            assert_eq!(port.rx_burst(&mut []), 0);
+        }
+        assert_eq!(bench.function.map_calls() - before, attempts);
+        bench.time.sleep(Duration::from_millis(10));
+    }
+    assert_eq!(port.rx_burst(&mut []), 0);
+    assert_eq!(port.carried().times, 1);
+    assert_eq!(bench.receive(0, 1, 60), 1);
+    let mut frames = port.take_frames(1).unwrap();
+    assert_eq!(port.rx_burst(&mut frames), 1);
 }

@@ -15,6 +15,7 @@ use super::{Device, DeviceError, Inner};
 use crate::events::DeviceEvent;
 use crate::ladder::{self, RevocationReport, Watched};
 use crate::life::Life;
+use crate::watch::Watch;
 
 /// A device that was not recovered. It stays as it was: fenced, if it was broken.
 #[derive(Debug, Error)]
@@ -22,6 +23,12 @@ pub enum RecoverError {
     /// It is not broken.
     #[error("{device}: it is not broken, there is nothing to recover from")]
     NotBroken {
+        /// The function's name.
+        device: String,
+    },
+    /// A child of fork has copies of its parent's objects, and no device.
+    #[error("{device}: it is driven by the process that this one was forked from")]
+    Child {
         /// The function's name.
         device: String,
     },
@@ -93,6 +100,11 @@ impl Device {
 impl Inner {
     /// As [`Device::recover`].
     pub(crate) fn recover(&self) -> Result<Generation, RecoverError> {
+        if !self.process.is_this() {
+            return Err(RecoverError::Child {
+                device: self.function.transport.name().to_owned(),
+            });
+        }
         let _changing = self.changing();
         self.check_given_up()?;
         let old = self.life();
@@ -164,6 +176,7 @@ impl Inner {
             })?;
         // What is proven now holds for what the old life's handles have left, too.
         old.lifecycle().improve(verdict.clone());
+        old.file_report(&report);
         if verdict.restartable {
             log::warn!("proven stopped after all: {report}");
             return Ok(());
@@ -187,13 +200,19 @@ impl Inner {
 
     /// Begins the life that follows.
     fn begin(&self, generation: Generation, steps: &mut Steps) -> Result<Generation, RecoverError> {
+        let watch = self.function.watch.get();
+        let errors = watch.map(Watch::errors);
         let life = self.bring_up(generation, steps)?;
         // Asked back while it was brought up: dropped, the new life turns bus mastering off.
         self.check_given_up()?;
         let function = &self.function;
         function.space.reopen();
-        if let Some(watch) = function.watch.get() {
+        if let Some(watch) = watch {
             watch.follow(&life);
+        }
+        // One that came before it was followed broke the old life, to no effect (C16).
+        if watch.map(Watch::errors) != errors {
+            life.break_device(Cause::BusError);
         }
         *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
         steps.ended(RecoveryStep::Armed);

@@ -1,0 +1,91 @@
+//! The reset at open, proven (R10): what a function's last owner started must not go on under the
+//! next one, whose first addresses are the same.
+
+use failstop_pci::clock::Clock;
+use failstop_pci::config::{CommandRegister, ConfigSpace};
+use failstop_pci::id::Generation;
+use failstop_pci::reset::{self, Canary, FunctionStopped, Issued};
+use failstop_pci::transport::{ResetFailed, ResetMethod, Transport};
+use failstop_pci::window::Window;
+
+use super::DeviceError;
+use crate::ladder::with_source;
+use crate::provider::SoftwareReset;
+
+/// A function that is to be reset, and what shows it.
+pub(super) struct Reset<'a> {
+    pub(super) transport: &'a dyn Transport,
+    pub(super) command: &'a CommandRegister,
+    /// The ladder's.
+    pub(super) window: &'a Window,
+    pub(super) clock: &'a dyn Clock,
+    pub(super) canary: Canary,
+    pub(super) software: SoftwareReset,
+}
+
+impl Reset<'_> {
+    /// Resets the function by what the kernel or the server has, or else by its family's own reset,
+    /// and says which one the canary and Bus Master Enable show.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NotReset`] when none of them does; [`DeviceError::Reset`] when one is under
+    /// way, or may happen yet.
+    pub(super) fn prove(&self) -> Result<FunctionStopped, DeviceError> {
+        let mut tried = Vec::new();
+        let listed = self.transport.reset_methods();
+        for method in listed.into_iter().chain([ResetMethod::Software]) {
+            match self.attempt(method)? {
+                Ok(stopped) => {
+                    if !tried.is_empty() || method == ResetMethod::Software {
+                        let device = self.transport.name();
+                        log::warn!("{device}: reset by {method} only: {}", tried.join("; "));
+                    }
+                    return Ok(stopped);
+                }
+                Err(why) => tried.push(format!("{method}: {why}")),
+            }
+        }
+        Err(DeviceError::NotReset {
+            device: self.transport.name().to_owned(),
+            tried: tried.join("; "),
+        })
+    }
+
+    fn attempt(&self, method: ResetMethod) -> Result<Result<FunctionStopped, String>, DeviceError> {
+        let config = ConfigSpace::new(self.transport);
+        // Shown for each: the reset before may have put back what was saved.
+        let off = self.command.bus_master_off(&config)?;
+        self.command.memory_space_on(&config)?;
+        // As its last owner left it the register may not take a value. Then this reset cannot be
+        // shown, and the next one can.
+        let planted = self.canary.plant(self.window);
+        let issued = if method == ResetMethod::Software {
+            let reset = || (self.software)(self.window, self.clock);
+            reset::issue_software(self.transport, &off, reset)
+        } else {
+            reset::issue(self.transport, &off, method)
+        };
+        match (issued, planted) {
+            (Err(error @ (ResetFailed::Busy { .. } | ResetFailed::Unanswered { .. })), _) => {
+                Err(error.into())
+            }
+            (Err(error), _) => Ok(Err(with_source(&error))),
+            (Ok(_), Err(error)) => Ok(Err(format!("done, and nothing could show it: {error}"))),
+            (Ok(issued), Ok(())) => Ok(self.verify(issued, &config)),
+        }
+    }
+
+    fn verify(&self, issued: Issued, config: &ConfigSpace<'_>) -> Result<FunctionStopped, String> {
+        let (command, canary) = (self.command, &self.canary);
+        reset::verify(
+            issued,
+            config,
+            command,
+            self.window,
+            canary,
+            Generation::LADDER,
+        )
+        .map_err(|why| with_source(&why))
+    }
+}
