@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use failstop_pci::fork::NotInherited;
 use failstop_pci::transport::DmaMemory;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -55,6 +56,8 @@ pub struct MemoryError {
 /// `map` is all of `file`, whose size is sealed, and stays mapped as long as `self` lives. `base` is
 /// where it starts.
 pub struct Memory {
+    /// Before `map`: fields are dropped in this order.
+    _not_inherited: NotInherited,
     map: MmapRaw,
     base: NonNull<u8>,
     file: OwnedFd,
@@ -115,7 +118,10 @@ impl Memory {
             .map_err(|e| fail("madvise", e))?;
         let base = NonNull::new(map.as_mut_ptr())
             .ok_or_else(|| fail("mmap", io::ErrorKind::AddrNotAvailable.into()))?;
+        // SAFETY: all of `map`, advised above, until `Memory` drops it after the result.
+        let not_inherited = unsafe { NotInherited::new(map.as_mut_ptr(), map.len()) };
         Ok(Self {
+            _not_inherited: not_inherited.map_err(|e| fail("pthread_atfork", e))?,
             map,
             base,
             file,

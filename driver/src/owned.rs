@@ -99,7 +99,8 @@ pub trait Object: Sized {
 /// [`Owned::try_destroy`] hands it back when it is busy. [`Owned::destroy`] and dropping cannot
 /// fail: what is in use goes with the last of its users; when the device does not let go, the device
 /// is broken, its ladder runs, and the object goes on the verdict. On a device that is broken
-/// already every destroy succeeds without touching it (R6).
+/// already every destroy succeeds without touching it (R6). In a child of fork every destroy succeeds
+/// at once and does nothing.
 #[must_use = "an object is destroyed when it is dropped"]
 pub struct Owned<T: Object> {
     object: Option<T>,
@@ -129,6 +130,10 @@ impl<T: Object> Owned<T> {
     /// is no refusal: it is broken, and the destroy succeeds.
     pub fn try_destroy(mut self) -> Result<(), Busy<T>> {
         if let Some(mut object) = self.object.take() {
+            if !object.life().is_ours() {
+                std::mem::forget(object);
+                return Ok(());
+            }
             match stop(&mut object) {
                 Ok(release) => object.let_go(release),
                 Err(Refusal::InUse(why) | Refusal::Busy(why)) => {
@@ -173,6 +178,11 @@ impl<T: Object> Drop for Owned<T> {
         let Some(mut object) = self.object.take() else {
             return;
         };
+        if !object.life().is_ours() {
+            // A child of fork: the object is its parent's, whose device goes on with it (R12).
+            std::mem::forget(object);
+            return;
+        }
         let clock = object.life().function().clock.clone();
         let end = clock.now() + PATIENCE;
         loop {

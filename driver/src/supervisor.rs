@@ -14,6 +14,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use failstop_pci::clock::Clock;
+use failstop_pci::fork::Process;
 use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Event;
 use failstop_queues::lifecycle::Cause;
@@ -68,6 +69,7 @@ pub struct Supervisor {
     bell: Arc<Event>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    process: Process,
 }
 
 impl Supervisor {
@@ -98,12 +100,17 @@ impl Supervisor {
             bell,
             stop,
             thread: Some(thread),
+            process: Process::this(),
         })
     }
 }
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // A child of fork has no such thread, and shares the bell with its parent.
+            return;
+        }
         self.stop.store(true, Ordering::Release);
         self.bell.signal();
         if let Some(thread) = self.thread.take()

@@ -64,54 +64,83 @@ impl NotInherited {
     /// nobody relies on a child's having anything else there.
     pub unsafe fn new(addr: *mut u8, len: usize) -> io::Result<Self> {
         install()?;
-        let free = slots().find(|slot| !slot.taken.swap(true, Ordering::AcqRel));
-        let slot = free.unwrap_or_else(Slot::more);
+        let table = Table::lock();
+        let slot = table.take();
         slot.len.store(len, Ordering::Relaxed);
         slot.base.store(addr.addr(), Ordering::Release);
+        drop(table);
         Ok(Self { slot })
     }
 }
 
 impl Drop for NotInherited {
     fn drop(&mut self) {
+        let table = Table::lock();
         self.slot.base.store(0, Ordering::Release);
-        self.slot.taken.store(false, Ordering::Release);
+        table.give_back(self.slot);
     }
 }
 
-/// One line of the table. Never freed, so that a child can walk it whatever the other threads of
-/// its parent were doing.
+/// One line of the table. Never freed, so that a child can walk it.
 #[derive(Debug)]
 struct Slot {
     /// Where the mapping begins; 0 while there is none.
     base: AtomicUsize,
     len: AtomicUsize,
-    taken: AtomicBool,
+    /// Of all slots.
     next: AtomicPtr<Slot>,
+    /// Of those that are free.
+    next_free: AtomicPtr<Slot>,
 }
 
-impl Slot {
-    /// One more, taken.
-    fn more() -> &'static Self {
-        let slot: &'static mut Self = Box::leak(Box::new(Self {
+/// The heads of the lists of slots; both change under the lock only.
+static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+static FREE: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+/// Held for a few instructions, and across a fork: the child's only thread finds it its own.
+static LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// The table, while this thread has it.
+struct Table;
+
+impl Table {
+    fn lock() -> Self {
+        while LOCKED
+            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            std::thread::yield_now();
+        }
+        Self
+    }
+
+    fn take(&self) -> &'static Slot {
+        // SAFETY: the list holds leaked slots only.
+        if let Some(slot) = unsafe { FREE.load(Ordering::Relaxed).as_ref() } {
+            FREE.store(slot.next_free.load(Ordering::Relaxed), Ordering::Relaxed);
+            return slot;
+        }
+        let slot = Box::leak(Box::new(Slot {
             base: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
-            taken: AtomicBool::new(true),
-            next: AtomicPtr::new(ptr::null_mut()),
+            next: AtomicPtr::new(SLOTS.load(Ordering::Relaxed)),
+            next_free: AtomicPtr::new(ptr::null_mut()),
         }));
-        let mut head = SLOTS.load(Ordering::Acquire);
-        loop {
-            *slot.next.get_mut() = head;
-            match SLOTS.compare_exchange(head, slot, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return slot,
-                Err(now) => head = now,
-            }
-        }
+        SLOTS.store(slot, Ordering::Release);
+        slot
+    }
+
+    fn give_back(&self, slot: &'static Slot) {
+        slot.next_free
+            .store(FREE.load(Ordering::Relaxed), Ordering::Relaxed);
+        FREE.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
     }
 }
 
-/// The head of the list of slots, which only grows.
-static SLOTS: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
+impl Drop for Table {
+    fn drop(&mut self) {
+        LOCKED.store(false, Ordering::Release);
+    }
+}
 
 fn slots() -> impl Iterator<Item = &'static Slot> {
     let follow = |link: &'static AtomicPtr<Slot>| {
@@ -124,8 +153,9 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<c_int> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
-        // SAFETY: `in_child` is async-signal-safe, and lives as long as the program.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) }
+        // SAFETY: the handlers make system calls and atomic accesses only, and live as long as the
+        // program.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) }
     });
     match *installed {
         0 => Ok(()),
@@ -133,8 +163,18 @@ fn install() -> io::Result<()> {
     }
 }
 
+/// No other thread is in the middle of a change when the process is copied.
+extern "C" fn before_fork() {
+    std::mem::forget(Table::lock());
+}
+
+extern "C" fn in_parent() {
+    drop(Table);
+}
+
 /// Runs in every child of fork, on its only thread: atomic accesses and system calls only.
 extern "C" fn in_child() {
+    drop(Table);
     FORKS.fetch_add(1, Ordering::Relaxed);
     for slot in slots() {
         let base = slot.base.load(Ordering::Acquire);

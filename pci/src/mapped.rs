@@ -17,6 +17,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::pwrite;
 use volatile_register::RW;
 
+use crate::fork::NotInherited;
+
 /// A mapped part of a BAR.
 ///
 /// # Invariants
@@ -25,6 +27,8 @@ use volatile_register::RW;
 /// guard's move, to private pages. `slot` names it in the guard's table for just as long.
 #[derive(Debug)]
 pub(crate) struct Mapped {
+    /// Before `map`: fields are dropped in this order.
+    _not_inherited: NotInherited,
     map: MmapRaw,
     slot: &'static Slot,
 }
@@ -39,8 +43,14 @@ impl Mapped {
             .map_raw(file.as_raw_fd())?;
         // A child must not reach the device through an inherited window [R12].
         map.advise(Advice::DontFork)?;
+        // SAFETY: all of `map`, advised above, until `Mapped` drops it after the result.
+        let not_inherited = unsafe { NotInherited::new(map.as_mut_ptr(), map.len()) }?;
         let slot = guard.protect(map.as_mut_ptr() as usize, len)?;
-        Ok(Self { map, slot })
+        Ok(Self {
+            _not_inherited: not_inherited,
+            map,
+            slot,
+        })
     }
 
     /// The register `offset` bytes in; none outside the mapping or between two registers.

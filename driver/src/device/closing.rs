@@ -36,6 +36,9 @@ impl Inner {
     /// Ends the present life, and with it the device; `cause` is what objects that are still held
     /// are told.
     pub(crate) fn close(&self, cause: Cause) -> CloseReport {
+        if !self.process.is_this() {
+            return CloseReport::of_a_child();
+        }
         self.give_up(cause.clone());
         let _changing = self.changing();
         end_life(&self.life(), cause);
@@ -55,6 +58,9 @@ impl Inner {
 
     /// What is left of a device whose life ended.
     pub(crate) fn close_report(&self) -> CloseReport {
+        if !self.process.is_this() {
+            return CloseReport::of_a_child();
+        }
         let life = self.life();
         let revocation = life.wait_report();
         let ledger = self.function.space.ledger();
@@ -129,6 +135,19 @@ fn close_idle(life: &Arc<Life>) {
     }
     if let Err(error) = life.window().detach() {
         log::error!("a window could not be detached at close: {error}");
+    }
+}
+
+impl CloseReport {
+    /// A child of fork closes nothing, and nothing is its own.
+    fn of_a_child() -> Self {
+        Self {
+            totals: Totals::default(),
+            left: Vec::new(),
+            completions: Completions::default(),
+            broken: None,
+            revocation: None,
+        }
     }
 }
 

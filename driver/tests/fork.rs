@@ -1,0 +1,107 @@
+//! A child of fork that does to its copies of our objects what it likes: it neither hangs nor crashes,
+//! and its parent's device goes on (C28, R12).
+//!
+//! A program of its own: fork takes only the calling thread along, and a test harness has several.
+//! One test, so that nothing else runs while it forks.
+#![expect(unsafe_code, reason = "forks")]
+
+mod scripted;
+
+use std::time::{Duration, Instant};
+
+use failstop::device::Device;
+use failstop::port::Port;
+use failstop::supervisor::{Policy, Supervisor};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+use scripted::{Bench, small};
+
+/// Longer than any of this takes, on any machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Runs `act` in a child and says how that ended; one that hangs is killed.
+fn child(act: impl FnOnce()) -> WaitStatus {
+    // SAFETY: the child's only thread runs `act`, which is what is to be tested, and ends.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+            // SAFETY: ends the child without the harness's own ends.
+            unsafe { libc::_exit(i32::from(ended.is_err())) }
+        }
+        ForkResult::Parent { child } => end_of(child),
+    }
+}
+
+fn end_of(child: Pid) -> WaitStatus {
+    let end = Instant::now() + SOON;
+    loop {
+        let status = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
+        if status != WaitStatus::StillAlive {
+            return status;
+        }
+        if Instant::now() > end {
+            kill(child, Signal::SIGKILL).unwrap();
+            return waitpid(child, None).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The addresses of DMA memory and of registers are given to the child by its next mappings, unless
+/// something is there: a drop that unmapped them would take the child's own memory.
+fn drops_everything(device: Device, port: Port, supervisor: Supervisor) {
+    let map = || memmap2::MmapMut::map_anon(1 << 14).unwrap();
+    let mut mine: Vec<_> = (0..64).map(|_| map()).collect();
+    drop((supervisor, port, device));
+    mine.iter_mut().for_each(|map| map.fill(1));
+}
+
+fn bursts(device: &Device, port: &mut Port) {
+    let mut frames = port.take_frames(4).unwrap();
+    frames
+        .iter_mut()
+        .for_each(|frame| frame.set_len(60).unwrap());
+    for _ in 0..100 {
+        assert_eq!(port.rx_burst(&mut frames), 0);
+        let _ = port.tx_burst(&mut frames);
+    }
+    assert!(!port.rq().wait(Some(Duration::from_millis(1))).unwrap());
+    assert!(device.recover().is_err());
+}
+
+#[test]
+fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
+    let bench = Bench::of(|function| function.with_interrupts(2));
+    let device = bench.open();
+    let supervisor = Supervisor::new(&device, Policy::default()).unwrap();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let (log, registers) = (bench.function.log(), bench.registers());
+
+    let used = child(|| bursts(&device, &mut port));
+    let dropped = child(|| {
+        // SAFETY: the child drops its copies, as a program that forks and returns does; those of
+        // the parent are not moved.
+        let device = unsafe { std::ptr::read(&raw const device) };
+        // SAFETY: as above.
+        let port = unsafe { std::ptr::read(&raw const port) };
+        // SAFETY: as above.
+        let supervisor = unsafe { std::ptr::read(&raw const supervisor) };
+        drops_everything(device, port, supervisor);
+    });
+    let closed = child(|| {
+        // SAFETY: as above.
+        let device = unsafe { std::ptr::read(&raw const device) };
+        assert_eq!(device.close().left, []);
+    });
+    for ended in [used, dropped, closed] {
+        assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
+    }
+
+    assert_eq!(device.broken(), None);
+    assert_eq!(bench.function.log(), log);
+    assert_eq!(bench.registers(), registers);
+    assert_eq!(bench.receive(0, 3, 60), 3);
+    let mut frames = port.take_frames(8).unwrap();
+    assert_eq!(port.rx_burst(&mut frames), 3);
+}
