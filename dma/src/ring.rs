@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::frame::Frame;
 use crate::proof::ReleaseProof;
-use crate::region::{Pool, Region};
+use crate::region::{FRAME_ALIGN, Pool, Region};
 use crate::space::Mapping;
 
 /// Two 64-bit little-endian words: what the NICs of this driver use as a descriptor.
@@ -204,7 +204,8 @@ impl ExchangeRing {
             at: index,
             region: self.region,
             iova,
-            limit: frame,
+            shortest: 0,
+            span: frame,
             ring: PhantomData,
         }
     }
@@ -274,7 +275,7 @@ impl fmt::Debug for ExchangeRing {
 ///
 /// # Invariants
 ///
-/// As [`ExchangeRing`]'s, which it borrows. `limit` is at most what a frame of the ring holds: it
+/// As [`ExchangeRing`]'s, which it borrows. `shortest + span` is at most what a frame of the ring holds: it
 /// stands here, not in the caller's hands, so that no other ring's can be used.
 #[derive(Debug)]
 pub struct Cursor<'r> {
@@ -284,7 +285,8 @@ pub struct Cursor<'r> {
     at: u32,
     region: NonNull<Region>,
     iova: u64,
-    limit: u32,
+    shortest: u32,
+    span: u32,
     ring: PhantomData<&'r mut ExchangeRing>,
 }
 
@@ -302,11 +304,14 @@ impl Cursor<'_> {
         self.at = self.at.wrapping_add(1);
     }
 
-    /// Lets the device report at most `bytes`, or what a frame holds, whichever is less.
+    /// Lets the device report from `shortest` (at most [`FRAME_ALIGN`]) to `most` bytes, or what a
+    /// frame holds, where that is less. Before the first [`receive`](Self::receive).
     #[inline(always)]
     #[must_use]
-    pub fn limited(mut self, bytes: u32) -> Self {
-        self.limit = self.limit.min(bytes);
+    pub fn lengths(mut self, shortest: u32, most: u32) -> Self {
+        // INVARIANT: no frame holds less than `FRAME_ALIGN`, so that the sum is at most its size.
+        self.shortest = shortest.min(FRAME_ALIGN);
+        self.span = self.span.min(most.max(self.shortest)) - self.shortest;
         self
     }
 
@@ -379,14 +384,15 @@ impl Cursor<'_> {
     }
 
     /// Puts the caller's frame into the slot and gives the one that was there, with the length that
-    /// the device reported. A length beyond the limit is the device's error.
+    /// the device reported. A length out of range is the device's error.
     ///
     /// # Errors
     ///
     /// [`Refusal`]; nothing has changed then.
     #[inline(always)]
     pub fn receive(&mut self, frame: &mut Frame, len: u32) -> Result<Iova, Refusal> {
-        if len > self.limit {
+        // One compare for both ends: what is too short wraps round.
+        if len.wrapping_sub(self.shortest) > self.span {
             return Err(Refusal::Length);
         }
         self.swap(frame, len).ok_or(Refusal::Foreign)
@@ -414,6 +420,6 @@ impl Cursor<'_> {
 pub enum Refusal {
     /// The caller's frame is of another region than the ring's.
     Foreign,
-    /// The device reports more bytes than the buffer has.
+    /// The device reports more bytes than the buffer has, or fewer than a frame.
     Length,
 }

@@ -275,10 +275,12 @@ fn foreign_frames_and_false_lengths_are_not_exchanged() {
     let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
     let (mut own, mut foreign) = (pool.take().unwrap(), other.take().unwrap());
     // A limit beyond a frame's size is none.
-    let mut cursor = ring.cursor(0).limited(u32::MAX);
+    let mut cursor = ring.cursor(0).lengths(14, u32::MAX);
 
     assert_eq!(cursor.receive(&mut foreign, 60), Err(Refusal::Foreign));
-    assert_eq!(cursor.receive(&mut own, 2049), Err(Refusal::Length));
+    for impossible in [0, 13, 2049, u32::MAX] {
+        assert_eq!(cursor.receive(&mut own, impossible), Err(Refusal::Length));
+    }
     assert!(cursor.receive(&mut own, 2048).is_ok());
     assert_eq!(own.len(), 2048);
 }

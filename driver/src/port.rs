@@ -81,8 +81,14 @@ pub struct Port {
     /// The receive queue of the present life, until the backlog was asked for: what it receives
     /// comes after that.
     next_rq: Option<Owned<Rq>>,
+    /// When it may be tried again to carry it, after an attempt that failed.
+    carry_again: Option<Duration>,
     device: Arc<Inner>,
 }
+
+/// How long after an attempt to carry a port that failed it is tried again: not with every burst,
+/// which would be a loop of system calls.
+const CARRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// How often a port was carried to a new life of its device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -127,6 +133,7 @@ impl Port {
             carried: Carried::default(),
             backlog: Vec::new(),
             next_rq: None,
+            carry_again: None,
             device: device.inner.clone(),
         })
     }
@@ -190,10 +197,26 @@ impl Port {
         if life.lifecycle().is_broken() {
             return false;
         }
+        let now = self.device.function().clock.now();
+        if self.carry_again.is_some_and(|again| now < again) {
+            return false;
+        }
         match self.carry_to(life) {
-            Ok(carried) => carried,
+            Ok(carried) => {
+                self.carry_again = None;
+                carried
+            }
             Err(error) => {
-                log::warn!("a port was not carried to the new life yet: {error}");
+                // Said once, however often it fails.
+                if self.carry_again.is_none() {
+                    log::warn!("a port was not carried to the new life yet: {error}");
+                }
+                // Frames that are missing come home with the bursts, and asked the kernel nothing.
+                let pause = match error {
+                    CreateError::Ring { .. } => Duration::ZERO,
+                    _ => CARRY_AGAIN,
+                };
+                self.carry_again = Some(now.saturating_add(pause));
                 false
             }
         }

@@ -304,6 +304,7 @@ fn a_port_whose_first_queues_in_the_new_life_fail_is_carried_by_a_later_burst() 
         for _ in 0..2 {
             assert_eq!(port.rx_burst(&mut frames), 0, "{way:?}");
             assert_eq!(port.carried().times, 0, "{way:?}");
+            bench.time.sleep(Duration::from_millis(10));
         }
         assert_eq!(port.tx_burst(&mut frames[..1]), 1, "{way:?}");
         assert_eq!(port.carried().times, 1, "{way:?}");
@@ -327,6 +328,7 @@ fn a_port_whose_memory_cannot_be_mapped_in_the_new_life_is_carried_by_a_later_bu
     bench.function.fail_next_map(Errno::ENOMEM);
     assert_eq!(port.rx_burst(&mut frames), 0);
     assert_eq!(port.carried().times, 0);
+    bench.time.sleep(Duration::from_millis(10));
     assert_eq!(port.rx_burst(&mut frames), 0);
     assert_eq!(port.carried().times, 1);
     assert_eq!(bench.receive(0, 1, 60), 1);

@@ -165,8 +165,14 @@ impl Window {
     }
 
     /// Changes some bits of a register: reads, applies `change`, writes.
+    ///
+    /// All-ones is what a function reads that is gone, and is not written back: it may have returned
+    /// by then, and would take it for a command (C17).
     pub fn update<V: Value>(&self, register: Reg<V>, change: impl FnOnce(V) -> V) {
-        self.write(register, change(self.read(register)));
+        let value = self.read(register);
+        if value.bits() != u32::MAX {
+            self.write(register, change(value));
+        }
     }
 
     fn read_at(&self, offset: u32) -> u32 {

@@ -42,7 +42,7 @@ impl RxFormat for Toy {
     }
 
     fn is_clean(word: u64) -> bool {
-        word & 0x8000_0002 == 2
+        word & 0x8000_0003 == 3
     }
 
     fn is_error(word: u64) -> bool {
@@ -229,6 +229,37 @@ fn a_length_beyond_the_buffer_breaks_the_device_and_delivers_what_came_before() 
     ));
     assert_eq!(rx.burst(&mut bench.frames(4, 0)), 0);
     assert_eq!(rx.completions().success, 1);
+}
+
+/// (R8)
+#[test]
+fn a_length_of_nothing_is_no_frame() {
+    for len in [0, 13] {
+        let (mut bench, mut rx) = Bench::rx();
+        bench.write(0, received(14));
+        bench.write(1, received(len));
+        assert_eq!(rx.burst(&mut bench.frames(4, 0)), 1);
+        assert!(matches!(
+            bench.lifecycle.cause(),
+            Some(Cause::ImpossibleValue { .. })
+        ));
+        assert_eq!(rx.completions().success, 1);
+    }
+}
+
+/// A device that runs on beyond the tail completes the gap; posted next, it would be taken for a
+/// completion of what was posted then (R8).
+#[test]
+fn c27_a_done_bit_in_the_gap_breaks_the_device_while_others_are_outstanding() {
+    let (mut bench, mut rx) = Bench::rx();
+    bench.write(0, received(60));
+    bench.write(ENTRIES - 1, received(60));
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 1);
+    assert!(matches!(
+        bench.lifecycle.cause(),
+        Some(Cause::ImpossibleValue { .. })
+    ));
+    assert_eq!(bench.tail(), ENTRIES - 1, "the gap was posted");
 }
 
 #[test]

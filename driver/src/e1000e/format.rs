@@ -13,6 +13,7 @@ pub struct Extended;
 #[derive(Debug)]
 pub struct Legacy;
 
+const DONE: u64 = RxStatus::DD.bits() as u64;
 const WHOLE: u64 = RxStatus::EOP.bits() as u64;
 const ERRORS: u64 = RxErrors::FRAME.bits() as u64;
 
@@ -29,7 +30,7 @@ impl RxFormat for Extended {
 
     #[inline(always)]
     fn is_clean(word: u64) -> bool {
-        word & (WHOLE | ERRORS) == WHOLE
+        word & (DONE | WHOLE | ERRORS) == DONE | WHOLE
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ use super::descriptors::{RxDone, RxErrors, RxRead, RxStatus, TxData, TxDone};
 #[derive(Debug)]
 pub struct Advanced;
 
+const DONE: u64 = RxStatus::DD.bits() as u64;
 const WHOLE: u64 = RxStatus::EOP.bits() as u64;
 const ERROR: u64 = RxErrors::RXE.bits() as u64;
 
@@ -25,7 +26,7 @@ impl RxFormat for Advanced {
 
     #[inline(always)]
     fn is_clean(word: u64) -> bool {
-        word & (WHOLE | ERROR) == WHOLE
+        word & (DONE | WHOLE | ERROR) == DONE | WHOLE
     }
 
     #[inline(always)]

@@ -97,3 +97,18 @@ fn c32_a_page_that_merely_stores_what_was_written_is_no_servers_answer() {
     assert!(matches!(stop(&window), Err(NoAnswer::TimedOut { .. })));
     assert_eq!(window.read(CONTROL), THRESHOLDS);
 }
+
+/// It is away while it is read, and back while it is written.
+#[test]
+fn c17_a_reading_of_all_ones_is_not_written_back() {
+    let function = FakeFunction::new(limits_39_bits()).unwrap().by_messages();
+    let function = Arc::new(function.with_decoding());
+    let window = Window::open(function.clone(), Generation::FIRST, 0, BAR_SIZE).unwrap();
+    let register = Reg::<u32>::at(0x20);
+    function.set_register(0x20, 0x11);
+    window.update(register, |bits| bits | 0x100);
+    assert_eq!(function.register(0x20), 0x111);
+    function.answer_register(0x20, u32::MAX);
+    window.update(register, |bits| bits & !1);
+    assert_eq!(function.register(0x20), 0x111);
+}
