@@ -263,7 +263,8 @@ impl Model {
             }
         }
         let mapped: Vec<u64> = self.mapped().collect();
-        let forgotten = self.stopped;
+        // Not on the function's own word.
+        let forgotten = self.trusted;
         self.handed.retain(|start, handed| {
             mapped.contains(start) || forgotten.is_none_or(|forgotten| handed.life > forgotten)
         });

@@ -348,6 +348,28 @@ fn an_address_is_not_handed_out_again_before_the_function_is_stopped() {
     assert_eq!(bench.map(1, PAGE).iova(), first);
 }
 
+/// A queue that survives a reset which the function only says to have made goes on at its old
+/// addresses as soon as bus mastering is on again (R4).
+#[test]
+fn c44_an_address_is_not_handed_out_again_after_a_software_reset_alone() {
+    let mut bench = Bench::with_room_for_one();
+    let first = bench.map(1, PAGE).iova();
+    bench.space.close();
+    let stopped = bench.stop(ResetMethod::Software);
+    let _swept = bench.space.unmap_all(&on);
+    assert_eq!(bench.space.settle(Some(&stopped)).released_mappings, 1);
+    bench.begin();
+    let refused = bench.space.map(bench.object(1), PAGE);
+    assert!(
+        matches!(refused, Err(SpaceError::Iova { .. })),
+        "{refused:?}"
+    );
+
+    let _settled = break_down(&bench, true);
+    bench.begin();
+    assert_eq!(bench.map(1, PAGE).iova(), first);
+}
+
 #[test]
 fn an_address_is_not_handed_out_again_before_its_unmap() {
     let mut bench = Bench::with_room_for_one();

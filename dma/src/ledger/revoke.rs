@@ -217,16 +217,24 @@ impl Ledger {
     }
 
     /// Strikes out what may go, and quarantines the rest. `stopped`: the function was proven stopped
-    /// after that life; `ground`: so that memory may go, since nobody else can reach it either.
+    /// after that life; `ground`: so that memory may go, since nobody else can reach it either;
+    /// `forgotten`: by more than its own word, so that it aims at none of its addresses any more.
     ///
     /// On an open ledger a stop says nothing, only what is in quarantine is looked at, and no life is
     /// covered.
-    pub(crate) fn settle(&self, stopped: Option<Generation>, ground: bool) -> Settlement {
+    pub(crate) fn settle(
+        &self,
+        stopped: Option<Generation>,
+        ground: bool,
+        forgotten: bool,
+    ) -> Settlement {
         let (now, scale) = (self.times.stamp(), self.times.scale());
         let mut accounts = self.accounts();
         // While it is open, a life may go on after the stop.
         let stopped = stopped.filter(|_| accounts.lives.is_closed());
-        accounts.forgotten = accounts.forgotten.max(stopped);
+        if forgotten {
+            accounts.forgotten = accounts.forgotten.max(stopped);
+        }
         // The stop says nothing of what would be entered after it.
         accounts.lives.end(stopped);
         if ground {

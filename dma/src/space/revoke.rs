@@ -194,8 +194,9 @@ impl AddressSpace {
     /// An entry goes when it was unmapped exactly, by an enforcing IOMMU or on a server's word; when
     /// the function was [detached](Self::detach) from its space; or
     /// when it was unmapped exactly, or was not mapped, and the function is `stopped` (by more than
-    /// its own word) and shares its address space with no other. Its address is handed out again only when the function is
-    /// stopped too.
+    /// its own word) and shares its address space with no other. Its address is handed out again only
+    /// when the function is stopped too, by more than its own word: one that says that it reset itself
+    /// and did not would aim there in its next life.
     ///
     /// Makes no system call but those that free memory. Called again, it releases what can go since,
     /// and nothing twice: after a verified reset, call [`Self::unmap_all`] once more and settle with
@@ -213,8 +214,9 @@ impl AddressSpace {
             own
         });
         let ground = stopped.is_some_and(|stopped| self.is_ground(stopped));
+        let forgotten = stopped.is_some_and(FunctionStopped::is_ground_for_release);
         let stopped = stopped.map(FunctionStopped::generation);
-        let settlement = self.ledger.settle(stopped, ground);
+        let settlement = self.ledger.settle(stopped, ground, forgotten);
         let released_mappings = settlement.freed.len() as u64;
         drop(settlement.freed);
         let proof = settlement
