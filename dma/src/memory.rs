@@ -91,24 +91,7 @@ impl Memory {
 
     fn of(len: usize, pages: Pages) -> Result<Self, MemoryError> {
         let fail = |what, source: io::Error| MemoryError { len, what, source };
-        let (flags, page) = match pages {
-            Pages::Base => (MFdFlags::empty(), page_size()),
-            Pages::Huge => (MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB, HUGE),
-        };
-        let whole = len
-            .checked_next_multiple_of(page)
-            .filter(|&whole| whole > 0)
-            .ok_or_else(|| fail("rounding", io::ErrorKind::InvalidInput.into()))?;
-        let size = i64::try_from(whole).map_err(|e| fail("rounding", io::Error::other(e)))?;
-        let file = memfd_create(
-            "failstop-dma",
-            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | flags,
-        )
-        .map_err(|e| fail("memfd_create", e.into()))?;
-        ftruncate(&file, size).map_err(|e| fail("ftruncate", e.into()))?;
-        // A peer that is given this file must not be able to take pages away under us (C46).
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|e| fail("sealing", e.into()))?;
+        let (file, whole) = Self::file(len, pages)?;
         let map = MmapOptions::new()
             .len(whole)
             .map_raw(file.as_raw_fd())
@@ -127,6 +110,112 @@ impl Memory {
             file,
             pages,
         })
+    }
+
+    /// A sealed file of `len` bytes of zeros, rounded up to whole pages, and how many those are.
+    fn file(len: usize, pages: Pages) -> Result<(OwnedFd, usize), MemoryError> {
+        let fail = |what, source: io::Error| MemoryError { len, what, source };
+        let (flags, page) = match pages {
+            Pages::Base => (MFdFlags::empty(), page_size()),
+            Pages::Huge => (MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB, HUGE),
+        };
+        let whole = len
+            .checked_next_multiple_of(page)
+            .filter(|&whole| whole > 0)
+            .ok_or_else(|| fail("rounding", io::ErrorKind::InvalidInput.into()))?;
+        let size = i64::try_from(whole).map_err(|e| fail("rounding", io::Error::other(e)))?;
+        let file = memfd_create(
+            "failstop-dma",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | flags,
+        )
+        .map_err(|e| fail("memfd_create", e.into()))?;
+        ftruncate(&file, size).map_err(|e| fail("ftruncate", e.into()))?;
+        // A peer that is given this file must not be able to take pages away under us (C46).
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(|e| fail("sealing", e.into()))?;
+        Ok((file, whole))
+    }
+
+    /// Puts a new file with the same content in place of the old one, at the same address: whoever
+    /// was sent the old one, and keeps it, reaches nothing of this memory any more. What other
+    /// threads write meanwhile may be lost.
+    ///
+    /// Base pages only: the memory of a peer has no others.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError`]; the memory is as it was.
+    pub(crate) fn renew(&self) -> Result<(), MemoryError> {
+        let len = self.map.len();
+        let fail = |what, source: io::Error| MemoryError { len, what, source };
+        if self.pages != Pages::Base {
+            return Err(fail("renewing", io::ErrorKind::Unsupported.into()));
+        }
+        let (file, _) = Self::file(len, self.pages)?;
+        self.copy_into(&file).map_err(|e| fail("pwrite", e))?;
+        self.place(&file).map_err(|e| fail("mmap", e))?;
+        // The number stays, since a borrow of it may be in somebody's hands.
+        // SAFETY: both are open, and the one that is replaced is this memory's own.
+        let replaced =
+            unsafe { libc::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) };
+        if replaced < 0 {
+            let why = io::Error::last_os_error();
+            // The content is the same in both.
+            self.place(&self.file).map_err(|e| fail("mmap", e))?;
+            return Err(fail("dup3", why));
+        }
+        Ok(())
+    }
+
+    fn copy_into(&self, file: &OwnedFd) -> io::Result<()> {
+        let mut done = 0;
+        while done < self.map.len() {
+            // SAFETY: within the mapping by the loop's condition.
+            let from = unsafe { self.map.as_ptr().add(done) };
+            let left = self.map.len() - done;
+            // SAFETY: `left` bytes from there on are mapped (INVARIANT); that others write them
+            // meanwhile is nothing to the kernel.
+            let copied = unsafe {
+                libc::pwrite(
+                    file.as_raw_fd(),
+                    from.cast(),
+                    left,
+                    done.try_into().unwrap_or(-1),
+                )
+            };
+            match copied {
+                -1 => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                copied => done += copied.cast_unsigned(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps `file`, which is as long, where this memory is.
+    fn place(&self, file: &OwnedFd) -> io::Result<()> {
+        let (at, len) = (self.map.as_mut_ptr().cast(), self.map.len());
+        // SAFETY: [at, at + len) is `map`, so that MAP_FIXED replaces nothing else; the file's size
+        // is sealed, so that it stays mapped as the invariant says.
+        let placed = unsafe {
+            libc::mmap(
+                at,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if placed == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.map.advise(Advice::DontFork)
     }
 
     /// Bytes, a multiple of the page size.

@@ -278,6 +278,10 @@ impl FrameRegion {
     ///
     /// # Errors
     ///
+    /// Behind a server its memory gets a new file: what the server was sent in the life that ended
+    /// it may keep, and write to, whatever it answered. What other threads write into frames
+    /// meanwhile may be lost there.
+    ///
     /// The region, as it was, with [`SpaceError::NotCarried`], or why it could not be mapped.
     pub fn carry(
         mut self,
@@ -301,7 +305,10 @@ impl FrameRegion {
             return refused(self, "queues hold frames of it, or it is being destroyed");
         }
         // Closed to rings from here on, so that none reads the address while it changes.
-        let mapped = space.map_again(owner, self.mapping.memory().clone());
+        let memory = self.mapping.memory();
+        let mapped = space
+            .renew(owner, memory)
+            .and_then(|()| space.map_again(owner, memory.clone()));
         if let Ok(mapping) = &mapped {
             region.iova.store(mapping.iova().0, Ordering::Relaxed);
             let mut home = region.home();

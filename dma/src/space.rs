@@ -178,6 +178,19 @@ impl AddressSpace {
         self.place(owner, Arc::new(memory))
     }
 
+    /// Where a peer was sent the memory's file: puts another in its place, so that no file is ever
+    /// sent for two lives.
+    pub(crate) fn renew(&self, object: ObjectId, memory: &Memory) -> Result<(), SpaceError> {
+        if self.transport.kind() != Kind::VfioUser {
+            return Ok(());
+        }
+        memory.renew().map_err(|source| SpaceError::Memory {
+            device: self.transport.name().to_owned(),
+            object,
+            source,
+        })
+    }
+
     /// Makes memory that was mapped before reachable again, for `owner`, at another address: what a
     /// recovery carries into the next life.
     ///

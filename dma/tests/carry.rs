@@ -218,3 +218,34 @@ fn a_region_closes_to_rings_only_while_it_is_carried() {
     let (_, error) = ExchangeRing::new(bench.map(1, PAGE), &mut pool, 8).unwrap_err();
     assert_eq!(error, RingError::RegionClosed);
 }
+
+/// A server keeps what it was sent, or a child of it does, and writes to it in the next life.
+#[test]
+fn a_carried_region_is_in_no_file_that_a_server_was_sent_before() {
+    let mut bench = Bench::new();
+    let (region, mut pool) = region(&bench);
+    let mut frame = pool.take().unwrap();
+    frame.fill(b"before").unwrap();
+    let kept = bench.function.files().unwrap();
+    assert_eq!(kept.len(), 1);
+    let proof = proof(&bench, true);
+    bench.begin();
+    let region = region
+        .carry(&proof, &bench.space, bench.object(10))
+        .unwrap();
+
+    let scribbled = [0xee; FRAMES * 2048];
+    assert_eq!(
+        nix::sys::uio::pwrite(&kept[0], &scribbled, 0),
+        Ok(scribbled.len())
+    );
+
+    let mut bytes = [0; 6];
+    frame.copy_to(&mut bytes);
+    assert_eq!(&bytes, b"before");
+    // And the device reaches what we do, wherever in the region the frame is.
+    bench.bus_master_on();
+    let mut all = [0; FRAMES * 2048];
+    assert!(bench.function.dma_read(region.iova().0, &mut all));
+    assert!(all.windows(6).any(|bytes| bytes == b"before"));
+}

@@ -278,6 +278,18 @@ impl FakeFunction {
             .collect()
     }
 
+    /// Copies of the files that are mapped now: what a server may keep of what it was sent, however
+    /// it answers an unmap.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptors left.
+    pub fn files(&self) -> io::Result<Vec<OwnedFd>> {
+        let state = self.state();
+        let files = state.maps.values().filter_map(|(_, file)| file.as_ref());
+        files.map(OwnedFd::try_clone).collect()
+    }
+
     /// How many map calls reached the transport.
     #[must_use]
     pub fn map_calls(&self) -> u64 {
