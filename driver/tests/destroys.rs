@@ -371,7 +371,10 @@ fn r6_on_a_fenced_device_destroys_succeed_and_memory_is_quarantined() {
         pd,
     } = objects;
     assert!(rq.try_destroy().is_ok() && sq.try_destroy().is_ok());
-    // The frames of a ring that is not proven stopped are not given back.
+    // The frames of a ring that is not proven stopped are not given back (R7).
+    let completions = device.completions();
+    assert_eq!(completions.flushed, u64::from(RX - 1));
+    assert_eq!(completions.quarantined, completions.flushed);
     assert_eq!(pool.available() as u32, FRAMES - RX - TX);
     drop(pool);
     assert!(mr.try_destroy().is_ok() && cq.try_destroy().is_ok() && pd.try_destroy().is_ok());

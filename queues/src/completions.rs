@@ -14,6 +14,9 @@ pub struct Completions {
     pub error: u64,
     /// Ended without having been carried out, because their queue went.
     pub flushed: u64,
+    /// Of the flushed: those whose buffers are not given back, since the verdict does not cover
+    /// them.
+    pub quarantined: u64,
 }
 
 impl Completions {
@@ -31,6 +34,15 @@ impl Completions {
             ..self
         }
     }
+
+    /// The accounts of a queue whose memory is quarantined: no flush gave a buffer back.
+    #[must_use]
+    pub fn quarantine(self) -> Self {
+        Self {
+            quarantined: self.flushed,
+            ..self
+        }
+    }
 }
 
 impl Add for Completions {
@@ -42,6 +54,7 @@ impl Add for Completions {
             success: self.success + other.success,
             error: self.error + other.error,
             flushed: self.flushed + other.flushed,
+            quarantined: self.quarantined + other.quarantined,
         }
     }
 }

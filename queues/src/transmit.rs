@@ -195,7 +195,7 @@ impl<F: TxFormat> Tx<F> {
             posted: self.posted,
             success: self.posted - outstanding,
             error: 0,
-            flushed: 0,
+            ..Completions::default()
         };
         if self.ended {
             completions.flush()

@@ -200,7 +200,7 @@ fn received_frames_are_exchanged_and_their_slots_posted_again() {
         posted: 63 + 3,
         success: 3,
         error: 0,
-        flushed: 0,
+        ..Completions::default()
     };
     assert_eq!(rx.completions(), expected);
     assert_eq!(rx.bytes(), 60 + 61 + 62);
@@ -295,7 +295,7 @@ fn a_frame_in_error_is_counted_dropped_and_its_slot_posted_again() {
             posted: 65,
             success: 1,
             error: 1,
-            flushed: 0
+            ..Completions::default()
         }
     );
 }
@@ -349,7 +349,7 @@ fn the_last_of_a_burst_asks_for_a_report_and_completes_all_of_it() {
             posted: 5,
             success: 5,
             error: 0,
-            flushed: 0
+            ..Completions::default()
         }
     );
 }

@@ -156,14 +156,16 @@ impl fmt::Display for CloseReport {
         let (c, t) = (&self.completions, &self.totals);
         write!(
             f,
-            "{} posted = {} successful + {} in error + {} flushed; {} bytes live, {} quarantined, {} held",
-            c.posted,
-            c.success,
-            c.error,
-            c.flushed,
-            t.live_bytes,
-            t.quarantined_bytes,
-            t.held_bytes
+            "{} posted = {} successful + {} in error + {} flushed",
+            c.posted, c.success, c.error, c.flushed
+        )?;
+        if c.quarantined > 0 {
+            write!(f, " ({} of them with a buffer that is kept)", c.quarantined)?;
+        }
+        write!(
+            f,
+            "; {} bytes live, {} quarantined, {} held",
+            t.live_bytes, t.quarantined_bytes, t.held_bytes
         )
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use failstop_dma::proof::ObjectId;
 use failstop_dma::region::Pool;
 use failstop_dma::ring::ExchangeRing;
+use failstop_queues::completions::Completions;
 use failstop_queues::transmit::REPORT;
 
 use super::CreateError;
@@ -33,19 +34,29 @@ impl Place {
         Release::acknowledged(self.id, stopped.map_err(|why| Refusal::of(&self.id, why))?)
     }
 
-    /// Takes a ring apart on the proof; without one it is quarantined, and its frames with it.
-    pub(super) fn dismantle(&self, ring: ExchangeRing, release: &Release) {
-        let Some(proof) = release.proof() else {
-            return drop(ring);
-        };
-        match ring.dismantle(proof) {
-            Ok((frames, mapping)) => {
+    /// Takes a ring apart on the proof, and its frames go home. Without one, or where it does not
+    /// cover them, they stay in quarantine, and the accounts say so (R7). Returns what `completions`
+    /// are then.
+    pub(super) fn dismantle(
+        &self,
+        ring: ExchangeRing,
+        release: &Release,
+        completions: Completions,
+    ) -> Completions {
+        let completions = match release.proof().map(|proof| (proof, ring.dismantle(proof))) {
+            Some((proof, Ok((frames, mapping)))) => {
                 drop(frames);
                 super::release(mapping, proof, &self.life);
+                completions
             }
-            // The verdict does not cover it: its frames are not given back (R7).
-            Err(ring) => log::warn!("not proven, kept: {ring:?}"),
-        }
+            Some((_, Err(ring))) => {
+                log::warn!("not proven, kept: {ring:?}");
+                completions.quarantine()
+            }
+            None => completions.quarantine(),
+        };
+        self.life.add_completions(completions);
+        completions
     }
 
     /// A queue that did not start: stopped as one that did, so that its memory is released only on
@@ -73,7 +84,8 @@ impl Object for Stillborn {
     }
 
     fn let_go(self, release: Release) {
-        self.place.dismantle(self.ring, &release);
+        self.place
+            .dismantle(self.ring, &release, Completions::default());
     }
 
     fn life(&self) -> &Arc<Life> {

@@ -106,9 +106,7 @@ impl Rq {
         if let Some(mut rx) = self.rx.take() {
             rx.end();
             let completions = rx.completions();
-            self.place.life.add_completions(completions);
-            self.place.dismantle(rx.into_ring(), release);
-            completions
+            self.place.dismantle(rx.into_ring(), release, completions)
         } else {
             Completions::default()
         }

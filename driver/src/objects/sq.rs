@@ -76,9 +76,7 @@ impl Sq {
             tx.reap();
             tx.end();
             let completions = tx.completions();
-            self.place.life.add_completions(completions);
-            self.place.dismantle(tx.into_ring(), release);
-            completions
+            self.place.dismantle(tx.into_ring(), release, completions)
         } else {
             Completions::default()
         }
