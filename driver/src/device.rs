@@ -35,7 +35,7 @@ mod recovery;
 
 pub use closing::CloseReport;
 pub(crate) use closing::end_life;
-use opening::Reset;
+use opening::{Bound, Reset};
 pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
 pub use recovery::RecoverError;
 
@@ -219,6 +219,9 @@ impl Device {
         options: Options,
     ) -> Result<Self, DeviceError> {
         let claim = Claimed::new(&*transport)?;
+        let accessed = transport.clone();
+        let bound = || Bound::new(&*accessed, options.deadlines.bring_up);
+        let bounded = bound();
         let space = ConfigSpace::new(&*transport);
         let identity = identify(&space, transport.name())?;
         let known = || families::find(identity.vendor, identity.device);
@@ -250,6 +253,9 @@ impl Device {
             software: provider.software_reset(),
         };
         let _stopped = reset.prove()?;
+        // The reset has a deadline of its own.
+        drop(bounded);
+        let _bounded = bound();
         provider.bring_up(config)?;
         canary.plant(&own).map_err(|source| DeviceError::Canary {
             device: transport.name().to_owned(),
@@ -440,6 +446,14 @@ impl Device {
             .clone()
     }
 
+    /// Releases what is in quarantine, if by now there is a ground: the server, which this process
+    /// started ([`Options::peer`](failstop_pci::transport::vfio_user::Options::peer)), has ended. How
+    /// many bytes that were. [`Device::close`] and a supervisor do so, too.
+    #[must_use = "it says what was released"]
+    pub fn reclaim(&self) -> u64 {
+        self.inner.reclaim()
+    }
+
     /// Ends the device, whoever still holds objects of it: queues stopped, receiver, transmitter,
     /// interrupts and bus mastering off, then reset (R5).
     ///
@@ -536,7 +550,7 @@ fn identify(space: &ConfigSpace<'_>, name: &str) -> Result<Identity, DeviceError
             value,
         });
     }
-    let header = space.read_all()?;
+    let header = space.read_header()?;
     Identity::parse(&header).ok_or(DeviceError::Gone {
         device: name.to_owned(),
         value,

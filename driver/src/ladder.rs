@@ -71,6 +71,9 @@ pub struct Deadlines {
     /// The orderly part of a close on behalf of somebody who cannot wait: a removal. Past it the
     /// ladder ends the device.
     pub close: Duration,
+    /// Accesses of an open, and of a recovery, from one reset to the next, behind a server: each of
+    /// them may need almost the server's deadline.
+    pub bring_up: Duration,
 }
 
 impl Default for Deadlines {
@@ -83,6 +86,7 @@ impl Default for Deadlines {
             reset: Duration::from_secs(10),
             unmap: Duration::from_secs(10),
             close: Duration::from_secs(2),
+            bring_up: Duration::from_secs(10),
         }
     }
 }
@@ -745,6 +749,12 @@ impl<'a> Climb<'a> {
             return;
         }
         let again = self.call(self.deadlines().config, Function::master_off_for_good);
+        if !matches!(again, Ok(Ok(_)))
+            && let Some(watch) = self.function.watch.get()
+        {
+            // Gone is a verdict of the moment, and this one the ladder's last.
+            watch.is_perhaps_on();
+        }
         let last = match again {
             Ok(Ok(_)) => "off at the ladder's end".to_owned(),
             Ok(Err(error)) => format!("at the ladder's end: {error}"),

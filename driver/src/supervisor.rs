@@ -241,6 +241,7 @@ impl Duty {
 
     fn look_at_broken(&mut self, inner: &Inner, life: &Life) -> Seen {
         let generation = life.generation();
+        let _released = inner.reclaim();
         if self.given_up == Some(generation) {
             return Seen::Rest(self.policy.interval);
         }

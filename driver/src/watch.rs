@@ -6,16 +6,21 @@
 //! of every descriptor and every mapped register, whoever still holds objects of it, so that the
 //! kernel, which waits, goes on (C15).
 //!
+//! A device that was gone at the end of its ladder may come back with bus mastering on, and nobody need
+//! look at it again: the known command word is written once more each second, until it is seen to
+//! take, for ten minutes (C47).
+//!
 //! The thread keeps nothing of the device alive while it waits, and ends with it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 use std::{fmt, io};
 
 use failstop_pci::fork::Process;
-use failstop_pci::interrupts::{Event, wait_any};
+use failstop_pci::interrupts::{Event, Woken as WaitEnd, wait_any};
 use failstop_queues::lifecycle::Cause;
 
 use crate::device::{Inner, end_life};
@@ -38,6 +43,11 @@ pub enum Removal {
     Tell,
 }
 
+/// Between two writes to a device whose bus mastering was not seen to be off.
+const BETWEEN_WRITES: Duration = Duration::from_secs(1);
+/// How many there are: ten minutes of them.
+const WRITES: u32 = 600;
+
 /// Whom the watch acts for. Nothing of it is kept alive.
 #[derive(Default)]
 struct Seat {
@@ -53,6 +63,8 @@ struct Seat {
 pub(crate) struct Watch {
     seat: Arc<Seat>,
     bell: Arc<Event>,
+    /// Bus mastering was not seen to be off at a ladder's end.
+    still_on: Arc<Event>,
     thread: Option<JoinHandle<()>>,
     /// Whose thread it is: a child of fork has none.
     process: Process,
@@ -67,6 +79,7 @@ impl Watch {
     pub(crate) fn new(inner: Weak<Inner>, life: &Arc<Life>, removal: Removal) -> io::Result<Self> {
         let function = life.function();
         let bell = Arc::new(Event::new()?);
+        let still_on = Arc::new(Event::new()?);
         let seat = Arc::new(Seat {
             inner,
             life: Mutex::new(Arc::downgrade(life)),
@@ -75,23 +88,20 @@ impl Watch {
         let watcher = Watcher {
             seat: seat.clone(),
             bell: bell.clone(),
+            still_on: still_on.clone(),
             lifeline: function.transport.lifeline(),
             error: function.interrupts.error().cloned(),
             request: function.interrupts.request().cloned(),
             events: function.events.clone(),
             removal,
         };
-        // Where there is nothing to wait for nobody waits.
-        let thread = if watcher.has_something_to_wait_for() {
-            let named = thread::Builder::new().name("watch".to_owned());
-            Some(named.spawn(move || watcher.run())?)
-        } else {
-            None
-        };
+        let named = thread::Builder::new().name("watch".to_owned());
+        let thread = named.spawn(move || watcher.run())?;
         Ok(Self {
             seat,
             bell,
-            thread,
+            still_on,
+            thread: Some(thread),
             process: Process::this(),
         })
     }
@@ -99,6 +109,11 @@ impl Watch {
     /// A new life began: errors break that one from now on.
     pub(crate) fn follow(&self, life: &Arc<Life>) {
         *self.seat.life() = Arc::downgrade(life);
+    }
+
+    /// Looks after a device whose bus mastering was not seen to be off.
+    pub(crate) fn is_perhaps_on(&self) {
+        self.still_on.signal();
     }
 
     /// How many error events there were. One that is not among them when a life is followed breaks
@@ -142,6 +157,7 @@ impl fmt::Debug for Seat {
 struct Watcher {
     seat: Arc<Seat>,
     bell: Arc<Event>,
+    still_on: Arc<Event>,
     lifeline: Option<Arc<dyn AsFd + Send + Sync>>,
     error: Option<Arc<Event>>,
     request: Option<Arc<Event>>,
@@ -153,24 +169,30 @@ struct Watcher {
 #[derive(Clone, Copy)]
 enum Woken {
     Bell,
+    StillOn,
     Error,
     Request,
 }
 
 impl Watcher {
-    fn has_something_to_wait_for(&self) -> bool {
-        self.lifeline.is_some() || self.error.is_some() || self.request.is_some()
-    }
-
     fn run(mut self) {
         let (bell, error, request) = (self.bell.clone(), self.error.clone(), self.request.clone());
-        let mut watched = vec![(Woken::Bell, &*bell)];
+        let still_on = self.still_on.clone();
+        let mut watched = vec![(Woken::Bell, &*bell), (Woken::StillOn, &*still_on)];
         watched.extend(error.as_deref().map(|event| (Woken::Error, event)));
         watched.extend(request.as_deref().map(|event| (Woken::Request, event)));
         let events: Vec<&Event> = watched.iter().map(|&(_, event)| event).collect();
+        let mut writes_left = 0u32;
         loop {
             let lifeline = self.lifeline.clone();
-            match wait_any(&events, lifeline.as_deref().map(AsFd::as_fd), None) {
+            let pause = (writes_left > 0).then_some(BETWEEN_WRITES);
+            match wait_any(&events, lifeline.as_deref().map(AsFd::as_fd), pause) {
+                Ok(woken) if woken == WaitEnd::default() && writes_left > 0 => {
+                    writes_left -= 1;
+                    if self.write_off() {
+                        writes_left = 0;
+                    }
+                }
                 Ok(woken) => {
                     if woken.ended {
                         self.lifeline = None;
@@ -181,6 +203,7 @@ impl Watcher {
                     for first in woken.signalled {
                         match watched[first].0 {
                             Woken::Bell => return,
+                            Woken::StillOn => writes_left = WRITES,
                             Woken::Error => {
                                 self.seat.errors.fetch_add(1, Ordering::AcqRel);
                                 self.break_life(Cause::BusError);
@@ -200,6 +223,24 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// Writes the known command word to a device that is broken; whether no more need be written.
+    fn write_off(&self) -> bool {
+        let Some(life) = self.seat.life().upgrade() else {
+            return true;
+        };
+        let function = life.function();
+        // Whoever turns it on does so under the gate, on a life that is not broken.
+        let off = function.gate.shut(|| {
+            life.lifecycle()
+                .is_broken()
+                .then(|| function.master_off().is_ok())
+        });
+        if off == Some(true) {
+            log::warn!("{}: answers again, its bus mastering is off", life.name());
+        }
+        off.unwrap_or(true)
     }
 
     fn break_life(&self, cause: Cause) {

@@ -11,6 +11,7 @@ use failstop::objects::CreateError;
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop_dma::ledger::State;
+use failstop_pci::peer::Peer;
 use failstop_pci::testing::Happened;
 use scripted::{Bench, FRAME, FRAMES, Objects, RX, Stop, TX, Way, small};
 
@@ -537,4 +538,30 @@ fn c10_on_a_broken_device_no_command_reaches_it_and_every_create_is_refused() {
         .collect();
     assert_eq!(before, after);
     assert_eq!(bench.registers(), registers);
+}
+
+/// What nobody answered for is released when the process that could reach it has ended (R3).
+#[test]
+fn r3_quarantine_is_released_when_the_server_that_we_started_has_ended() {
+    let mut server = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let peer = Peer::of(&mut server).unwrap();
+    let bench = Bench::of(|function| function.by_messages().with_peer(peer));
+    let device = bench.open();
+    let port = Port::open(&device, &small()).unwrap();
+    bench.never_revoked();
+    assert!(device.break_now(Cause::User));
+    assert!(device.revocation().is_some());
+    drop(port);
+    assert_eq!(device.reclaim(), 0);
+    let kept = device.ledger().totals().quarantined_bytes;
+    assert_ne!(kept, 0);
+
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!(device.reclaim(), kept);
+    assert_eq!(device.reclaim(), 0);
+    assert_eq!(device.close().left, []);
 }

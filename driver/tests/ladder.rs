@@ -210,6 +210,28 @@ fn c47_the_known_word_is_written_again_at_the_end_and_on_return_bus_mastering_is
     drop(port);
 }
 
+/// Also when nobody recovers it, nor looks at it (the watch does, each second).
+#[test]
+fn c47_on_return_after_the_ladder_bus_mastering_goes_off() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let port = Port::open(&device, &small()).unwrap();
+    // Away: nothing that is written arrives.
+    bench.function.ignore_config_writes();
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    let report = broken(&device);
+    assert_eq!(outcome(&report, Step::BusMasterOff), Outcome::Failed);
+    assert!(bench.function.is_master());
+    bench.function.take_config_writes();
+    bench.function.read_config_again();
+    let soon = std::time::Instant::now() + Duration::from_secs(60);
+    while bench.function.is_master() {
+        assert!(std::time::Instant::now() < soon, "it is master for good");
+        thread::yield_now();
+    }
+    drop(port);
+}
+
 #[test]
 fn c31_nothing_is_flushed_before_the_verdict_and_what_was_received_is_delivered() {
     let bench = Bench::new();

@@ -3,12 +3,15 @@
 
 mod scripted;
 
+use std::time::Duration;
+
 use failstop::device::{Device, DeviceError, RecoverError};
 use failstop::ladder::{Ground, Outcome, RevocationReport, Step, Word};
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop_pci::capabilities::PowerState;
-use failstop_pci::testing::{FakeFunction, Happened, ResetScript};
+use failstop_pci::clock::Clock;
+use failstop_pci::testing::{Call, FakeFunction, Happened, ResetScript};
 use failstop_pci::transport::{Kind, ResetFailed, ResetMethod};
 use nix::errno::Errno;
 use scripted::{Bench, Software, small};
@@ -148,4 +151,36 @@ fn a_function_that_its_last_owner_left_asleep_is_opened() {
     bench.function.set_power_state(PowerState::D3hot);
     let device = bench.open();
     assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn the_accesses_of_an_open_and_of_a_recovery_are_bounded_together() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let ten = Some(Duration::from_secs(10));
+    // The reset has a deadline of its own.
+    assert_eq!(bench.function.bounds(), [ten, None, ten, None]);
+    let _report = broken(&device);
+    device.recover().unwrap();
+    assert_eq!(bench.function.bounds()[4..], [ten, None]);
+    bench.software(Software::ResetsNothing);
+    drop(device);
+    bench.script.fail_bring_ups(1);
+    bench.try_open().unwrap_err();
+    assert_eq!(bench.function.bounds().last(), Some(&None));
+}
+
+/// The kernel resets a function that is closed, and may hang in it; whoever closes is not held up.
+#[test]
+fn c35_a_reset_that_hangs_at_an_idle_close_holds_up_nobody() {
+    let bench = Bench::of(kernel);
+    let device = bench.open();
+    let time = bench.time.clone();
+    let hold = bench
+        .function
+        .hold_and(Call::Reset, move || time.sleep(Duration::from_secs(3600)));
+    let report = device.close();
+    assert_eq!((report.broken, report.left.len()), (None, 0));
+    assert!(!bench.function.is_master());
+    hold.release();
 }

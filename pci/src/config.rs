@@ -230,6 +230,19 @@ impl<'a> ConfigSpace<'a> {
         self.read_u16(offset::STATUS).map(Status::from_bits_retain)
     }
 
+    /// Reads the type 0 header: 64 bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`] when the transport refuses or fails.
+    pub fn read_header(&self) -> Result<[u8; 0x40], AccessError> {
+        let mut header = [0; 0x40];
+        for (dword, offset) in header.chunks_exact_mut(4).zip((0..).step_by(4)) {
+            dword.copy_from_slice(&self.read_u32(offset)?.to_le_bytes());
+        }
+        Ok(header)
+    }
+
     /// Reads all of it: 256 or 4096 bytes, as the capability parser takes it.
     ///
     /// # Errors

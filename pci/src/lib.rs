@@ -12,6 +12,7 @@ pub mod id;
 pub mod interrupts;
 mod mapped;
 pub mod memlock;
+pub mod peer;
 pub mod register;
 pub mod reset;
 pub mod sysfs;

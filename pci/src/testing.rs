@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -19,6 +20,7 @@ use nix::sys::uio::{pread, pwrite};
 
 use crate::config::{Command, STANDARD_SIZE, offset};
 use crate::id::{DeviceId, Generation};
+use crate::peer::{Peer, PeerEnded};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
@@ -62,6 +64,7 @@ struct State {
     detached: bool,
     hung_up: bool,
     reset_outstanding: bool,
+    peer: Option<Peer>,
     /// Our end of the server's life, where there is one.
     lifeline: Option<Arc<OwnedFd>>,
 
@@ -78,6 +81,7 @@ struct State {
 
     // What happened.
     map_calls: u64,
+    bounds: Vec<Option<Duration>>,
     log: Vec<Happened>,
 }
 
@@ -104,6 +108,7 @@ impl FakeFunction {
             detached: false,
             hung_up: false,
             reset_outstanding: false,
+            peer: None,
             lifeline: None,
             map_errors: VecDeque::new(),
             unmaps: VecDeque::new(),
@@ -115,6 +120,7 @@ impl FakeFunction {
             next_resets: VecDeque::new(),
             resets: HashMap::new(),
             map_calls: 0,
+            bounds: Vec::new(),
             log: Vec::new(),
         };
         capabilities(&mut state.config);
@@ -234,9 +240,21 @@ impl FakeFunction {
         Ok((self, theirs))
     }
 
+    /// The same, served by that process.
+    #[must_use]
+    pub fn with_peer(self, peer: Peer) -> Self {
+        self.state().peer = Some(peer);
+        self
+    }
+
     /// Makes configuration space keep what it holds, whatever is written.
     pub fn ignore_config_writes(&self) {
         self.state().config_sticks = true;
+    }
+
+    /// Ends [`FakeFunction::ignore_config_writes`].
+    pub fn take_config_writes(&self) {
+        self.state().config_sticks = false;
     }
 
     /// Takes the BAR away under who mapped it: every access raises SIGBUS, as when memory decoding
@@ -288,6 +306,13 @@ impl FakeFunction {
         let state = self.state();
         let files = state.maps.values().filter_map(|(_, file)| file.as_ref());
         files.map(OwnedFd::try_clone).collect()
+    }
+
+    /// What all accesses together were allowed to take, each time that it was said
+    /// ([`Transport::bound`]).
+    #[must_use]
+    pub fn bounds(&self) -> Vec<Option<Duration>> {
+        self.state().bounds.clone()
     }
 
     /// How many map calls reached the transport.
@@ -770,6 +795,14 @@ impl Transport for FakeFunction {
 
     fn is_reset_outstanding(&self) -> bool {
         self.state().reset_outstanding
+    }
+
+    fn peer_ended(&self) -> Option<PeerEnded> {
+        PeerEnded::of(self.state().peer.as_ref()?, self.id)
+    }
+
+    fn bound(&self, total: Option<Duration>) {
+        self.state().bounds.push(total);
     }
 
     fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {

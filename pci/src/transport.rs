@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 use crate::id::{DeviceId, Generation};
+use crate::peer::PeerEnded;
 
 pub mod container;
 pub mod iommufd;
@@ -520,6 +521,20 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// noticed by whoever polls it, also while nobody says anything. Keeping it keeps nothing open.
     fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
         None
+    }
+
+    /// Proof that the server, which this process started and said so
+    /// ([`Options::peer`](vfio_user::Options::peer)), has ended.
+    fn peer_ended(&self) -> Option<PeerEnded> {
+        None
+    }
+
+    /// Lets the accesses to registers and config space that begin from now on take `total` together;
+    /// none lifts that. One that would begin later fails, and so a window reads all-ones: a server
+    /// that needs almost its whole deadline for each of some hundred accesses holds nobody up for an
+    /// hour. Only a server has deadlines to add up.
+    fn bound(&self, total: Option<Duration>) {
+        let _ = total;
     }
 
     /// How long the slowest call may take before the caller should treat it as hung; none where

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use failstop_pci::peer::PeerEnded;
 use failstop_pci::reset::FunctionStopped;
 use failstop_pci::transport::{Iova, Strength, Unmapped};
 
@@ -172,6 +173,14 @@ impl AddressSpace {
         let alone = !self.transport.shares_space();
         self.transport.detach_space()?;
         Ok(enforced && alone && self.ledger.detached())
+    }
+
+    /// The process that served the function has ended: it reaches none of the space, mapped or not,
+    /// as if it had been [detached](Self::detach), and everything that no call is under way for is
+    /// released. None when it served another function, and while the space is open.
+    pub fn settle_ended(&self, ended: &PeerEnded) -> Option<Settled> {
+        let ours = ended.device() == self.transport.id();
+        (ours && self.ledger.detached()).then(|| self.settle(None))
     }
 
     /// Nothing is mapped any more for lives that ended in that stop. False when it is no ground for

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use failstop_dma::ledger::{Line, Totals};
 use failstop_queues::completions::Completions;
-use failstop_queues::lifecycle::Cause;
+use failstop_queues::lifecycle::{Cause, Verdict};
 
 use super::Inner;
-use crate::ladder::RevocationReport;
+use crate::ladder::{Hand, RevocationReport};
 use crate::life::{Life, Way};
 
 /// How often a close asks a device again that says that a queue is busy.
@@ -56,11 +56,43 @@ impl Inner {
         self.given_up.get().is_some()
     }
 
+    /// Releases what is in quarantine if the server, which this process started, has ended; how many
+    /// bytes that were.
+    pub(crate) fn reclaim(&self) -> u64 {
+        let life = self.life();
+        let function = &self.function;
+        if !self.process.is_this() {
+            return 0;
+        }
+        // The ladder settles what it finds by itself.
+        let Some(verdict) = life.lifecycle().verdict() else {
+            return 0;
+        };
+        let ended = function.transport.peer_ended();
+        let Some(settled) = ended.and_then(|ended| function.space.settle_ended(&ended)) else {
+            return 0;
+        };
+        if settled.released_bytes > 0 {
+            log::warn!(
+                "{}: its server has ended: {} bytes that were kept are released",
+                life.name(),
+                settled.released_bytes
+            );
+        }
+        life.lifecycle().improve(Verdict {
+            proof: settled.proof,
+            revoked: settled.quarantined.is_empty(),
+            restartable: verdict.restartable,
+        });
+        settled.released_bytes
+    }
+
     /// What is left of a device whose life ended.
     pub(crate) fn close_report(&self) -> CloseReport {
         if !self.process.is_this() {
             return CloseReport::of_a_child();
         }
+        let _released = self.reclaim();
         let life = self.life();
         let revocation = life.wait_report();
         let ledger = self.function.space.ledger();
@@ -80,7 +112,7 @@ pub(crate) fn end_life(life: &Arc<Life>, cause: Cause) {
         stop_queues(life);
         life.break_device(cause);
     } else {
-        close_idle(life);
+        close_idle_in_time(life);
     }
     let _ = life.verdict();
     life.join_ladder();
@@ -102,6 +134,30 @@ fn stop_queues(life: &Arc<Life>) {
             return;
         }
         life.function().clock.sleep(BETWEEN_PASSES);
+    }
+}
+
+/// As [`close_idle`], with a deadline: what it asks of the function is left behind past it, and the
+/// ladder ends a device that was not let go of by then.
+fn close_idle_in_time(life: &Arc<Life>) {
+    let function = life.function();
+    let deadline = function.deadlines.close + function.deadlines.reset;
+    let closing = life.clone();
+    let closed = match Hand::new("close") {
+        Ok(mut hand) => hand.call(&*function.clock, deadline, move || close_idle(&closing)),
+        Err(error) => {
+            // Without a deadline rather than not at all.
+            log::warn!("no thread to close a device with: {error}");
+            close_idle(life);
+            return;
+        }
+    };
+    if closed.is_err() {
+        log::warn!("{}: not closed within {deadline:?}", life.name());
+        // Without effect on one whose bus mastering is off already: only its reset is late.
+        life.break_device(Cause::TimedOut {
+            what: "the close of the device".into(),
+        });
     }
 }
 

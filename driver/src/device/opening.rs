@@ -1,6 +1,8 @@
 //! The reset at open, proven (R10): what a function's last owner started must not go on under the
 //! next one, whose first addresses are the same.
 
+use std::time::Duration;
+
 use failstop_pci::clock::Clock;
 use failstop_pci::config::{CommandRegister, ConfigSpace};
 use failstop_pci::id::Generation;
@@ -11,6 +13,22 @@ use failstop_pci::window::Window;
 use super::DeviceError;
 use crate::ladder::with_source;
 use crate::provider::SoftwareReset;
+
+/// That all accesses together take no longer than they may, until dropped.
+pub(super) struct Bound<'a>(&'a dyn Transport);
+
+impl<'a> Bound<'a> {
+    pub(super) fn new(transport: &'a dyn Transport, total: Duration) -> Self {
+        transport.bound(Some(total));
+        Self(transport)
+    }
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        self.0.bound(None);
+    }
+}
 
 /// A function that is to be reset, and what shows it.
 pub(super) struct Reset<'a> {

@@ -10,6 +10,7 @@ use failstop_pci::window::Window;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 use thiserror::Error;
 
+use super::opening::Bound;
 use super::recovered::{RecoveryStep, Steps};
 use super::{Device, DeviceError, Inner};
 use crate::events::DeviceEvent;
@@ -227,6 +228,7 @@ impl Inner {
     ) -> Result<Arc<Life>, DeviceError> {
         let function = &self.function;
         let config = ConfigSpace::new(&*function.transport);
+        let _bounded = Bound::new(&*function.transport, function.deadlines.bring_up);
         let _off = function.master_off_for_good()?;
         function.command.memory_space_on(&config)?;
         let window = Window::open(

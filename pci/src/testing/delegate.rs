@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{DeviceId, Generation};
+use crate::peer::PeerEnded;
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
@@ -153,6 +154,14 @@ impl<D: Delegate> Transport for D {
 
     fn is_reset_outstanding(&self) -> bool {
         self.inner().is_reset_outstanding()
+    }
+
+    fn peer_ended(&self) -> Option<PeerEnded> {
+        self.inner().peer_ended()
+    }
+
+    fn bound(&self, total: Option<Duration>) {
+        self.inner().bound(total);
     }
 
     fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {

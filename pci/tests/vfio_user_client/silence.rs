@@ -1,5 +1,7 @@
 //! Servers that do not answer, and what their silence ends.
 
+use std::time::Duration;
+
 use failstop_pci::id::Generation;
 use failstop_pci::transport::vfio_user::Client;
 use failstop_pci::transport::vfio_user::wire::Command;
@@ -98,6 +100,28 @@ fn the_lifeline_hangs_up_with_the_server_and_keeps_nothing_open() {
 
     let (client, server) = opened(patient(), |peer| peer.expect_hang_up());
     let _kept = client.lifeline().unwrap();
+    drop(client);
+    server.join();
+}
+
+/// Each answer comes within its deadline, and all of them together would take an hour.
+#[test]
+fn accesses_of_a_slow_server_take_no_longer_than_they_may_together() {
+    let (client, server) = opened(patient(), |peer| {
+        while let Some(asked) = peer.receive() {
+            std::thread::sleep(Duration::from_millis(20));
+            peer.answer_read(&asked, 7);
+        }
+    });
+    client.bound(Some(Duration::from_millis(50)));
+    let answered = (0..1000)
+        .take_while(|_| read(&client, RegionIndex::Bar(0)).is_ok())
+        .count();
+    assert!((1..=3).contains(&answered), "{answered} were answered");
+    assert!(read(&client, RegionIndex::Config).is_err());
+    // Nothing was sent that nobody waits for.
+    client.bound(None);
+    assert_eq!(read(&client, RegionIndex::Bar(0)).unwrap(), 7);
     drop(client);
     server.join();
 }

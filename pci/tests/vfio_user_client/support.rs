@@ -31,6 +31,7 @@ pub(crate) fn patient() -> Options {
     Options {
         deadline: Duration::from_secs(5),
         reset_deadline: Duration::from_secs(5),
+        peer: None,
     }
 }
 
@@ -39,6 +40,7 @@ pub(crate) fn impatient() -> Options {
     Options {
         deadline: Duration::from_millis(50),
         reset_deadline: Duration::from_millis(50),
+        peer: None,
     }
 }
 

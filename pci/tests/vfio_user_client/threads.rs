@@ -167,6 +167,7 @@ fn deadline_of_one_ends_the_connection_for_all() {
         deadline: Duration::from_millis(300),
         // The reset is asked first, and would wait for much longer.
         reset_deadline: Duration::from_secs(60),
+        peer: None,
     };
     let (asked, was_asked) = channel();
     let (client, server) = opened(options, move |peer| {

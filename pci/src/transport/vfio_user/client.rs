@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -23,6 +23,7 @@ use super::wire::{
     self, Command, DEFAULT_MAX_DATA, DmaFlags, DmaMap, DmaUnmap, IrqSet, IrqSetFlags,
 };
 use crate::id::{DeviceId, Generation};
+use crate::peer::{Peer, PeerEnded};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
@@ -39,6 +40,9 @@ pub struct Options {
     pub deadline: Duration,
     /// How long a reset may take.
     pub reset_deadline: Duration,
+    /// The process that serves, if this one started it: what is kept for want of an answer is
+    /// released once it has ended.
+    pub peer: Option<Arc<Peer>>,
 }
 
 impl Default for Options {
@@ -47,6 +51,7 @@ impl Default for Options {
         Self {
             deadline: Duration::from_secs(3),
             reset_deadline: Duration::from_secs(10),
+            peer: None,
         }
     }
 }
@@ -71,6 +76,8 @@ pub struct Client {
     page_sizes: u64,
     max_maps: u64,
     live_maps: AtomicU64,
+    /// When the last access may begin; none where there is no limit.
+    bound: Mutex<Option<Instant>>,
     connection: Connection,
 }
 
@@ -135,6 +142,7 @@ impl Client {
             page_sizes: capabilities.pgsizes,
             max_maps: capabilities.max_dma_maps,
             live_maps: AtomicU64::new(0),
+            bound: Mutex::default(),
             connection,
         }))
     }
@@ -199,7 +207,11 @@ impl Client {
     ) -> Result<(), AccessError> {
         let end = offset.checked_add(len as u64);
         let inside = end.is_some_and(|end| end <= self.region_of(index).size);
-        let result = if inside {
+        let result = if !inside {
+            Err(CallError::NotSent(Errno::EINVAL))
+        } else if self.is_bound_over() {
+            Err(CallError::NotSent(Errno::ETIMEDOUT))
+        } else {
             perform(Access {
                 connection: &self.connection,
                 region: index.number(),
@@ -212,8 +224,6 @@ impl Client {
                 },
                 time: self.time(),
             })
-        } else {
-            Err(CallError::NotSent(Errno::EINVAL))
         };
         result.map_err(|error| match error {
             CallError::Expired => AccessError::Expired {
@@ -229,6 +239,11 @@ impl Client {
                 source: error.into_io(),
             },
         })
+    }
+
+    fn is_bound_over(&self) -> bool {
+        let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.is_some_and(|last| Instant::now() >= last)
     }
 
     fn region_of(&self, index: RegionIndex) -> &Region {
@@ -587,6 +602,16 @@ impl Transport for Client {
     /// Ends the connection, upon which a server must unmap everything; that it did is not known.
     fn hang_up(&self) {
         self.connection.hang_up();
+    }
+
+    fn peer_ended(&self) -> Option<PeerEnded> {
+        PeerEnded::of(self.options.peer.as_deref()?, self.id)
+    }
+
+    fn bound(&self, total: Option<Duration>) {
+        // One beyond the clock's range is none.
+        let last = total.and_then(|total| Instant::now().checked_add(total));
+        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = last;
     }
 
     fn lifeline(&self) -> Option<Arc<dyn AsFd + Send + Sync>> {
