@@ -9,6 +9,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use failstop_pci::barrier;
@@ -16,9 +17,9 @@ use failstop_pci::transport::Iova;
 use thiserror::Error;
 
 use crate::frame::Frame;
-use crate::proof::ReleaseProof;
+use crate::proof::{ObjectId, ReleaseProof};
 use crate::region::{FRAME_ALIGN, Pool, Region};
-use crate::space::Mapping;
+use crate::space::{AddressSpace, Mapping, SpaceError};
 
 /// Two 64-bit little-endian words: what the NICs of this driver use as a descriptor.
 type Descriptor = [AtomicU64; 2];
@@ -55,6 +56,18 @@ pub enum RingError {
     /// The region is being destroyed.
     #[error("the memory region is being destroyed")]
     RegionClosed,
+}
+
+/// Why a ring was not made, with memory of its own. Nothing is mapped for it then, and every frame is
+/// where it was.
+#[derive(Debug, Error)]
+pub enum NotMade {
+    /// There cannot be such a ring.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Its memory could not be had or mapped.
+    #[error(transparent)]
+    Space(#[from] SpaceError),
 }
 
 /// A ring of descriptors in DMA memory and the frames that they name.
@@ -98,6 +111,59 @@ impl ExchangeRing {
         Ok(())
     }
 
+    /// As [`ExchangeRing::new`], in memory that is mapped for `owner` once the frames are there: what
+    /// fails after a map leaves a mapping that the device never heard of, and nobody could prove it.
+    ///
+    /// # Errors
+    ///
+    /// [`NotMade`].
+    pub fn create(
+        space: &Arc<AddressSpace>,
+        owner: ObjectId,
+        pool: &mut Pool,
+        entries: u32,
+    ) -> Result<Self, NotMade> {
+        Self::check(pool, entries)?;
+        let slots = Self::take(pool, entries)?;
+        let region = pool.region();
+        match space.map(owner, Self::bytes(entries)) {
+            Ok(mapping) => Ok(Self::over(mapping, slots, region)),
+            Err(error) => {
+                // SAFETY: the pool's handle keeps the region alive.
+                unsafe { region.as_ref() }.leave_ring();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Frames for the slots, with the ring counted into their region.
+    fn take(pool: &mut Pool, entries: u32) -> Result<Vec<Frame>, RingError> {
+        let slots = pool
+            .take_many(entries as usize)
+            .ok_or_else(|| RingError::Frames {
+                entries,
+                available: pool.available(),
+            })?;
+        // SAFETY: the pool's handle keeps the region alive.
+        if unsafe { pool.region().as_ref() }.enter_ring() {
+            Ok(slots)
+        } else {
+            Err(RingError::RegionClosed)
+        }
+    }
+
+    /// INVARIANT: `mapping` has room for a descriptor for each of `slots`, frames of `region`, which
+    /// the ring is counted into.
+    fn over(mapping: Mapping, slots: Vec<Frame>, region: NonNull<Region>) -> Self {
+        Self {
+            words: mapping.memory().base().cast(),
+            mask: slots.len() as u32 - 1,
+            slots: slots.into_iter().map(Frame::into_offset).collect(),
+            region,
+            mapping: ManuallyDrop::new(mapping),
+        }
+    }
+
     /// A ring of `entries` descriptors, all zero, in `mapping`, its slots filled from `pool`.
     ///
     /// # Errors
@@ -123,27 +189,10 @@ impl ExchangeRing {
                 },
             ));
         }
-        let Some(slots) = pool.take_many(entries as usize) else {
-            return Err((
-                mapping,
-                RingError::Frames {
-                    entries,
-                    available: pool.available(),
-                },
-            ));
-        };
-        let region = pool.region();
-        // SAFETY: the pool's handle keeps the region alive.
-        if !unsafe { region.as_ref() }.enter_ring() {
-            return Err((mapping, RingError::RegionClosed));
+        match Self::take(pool, entries) {
+            Ok(slots) => Ok(Self::over(mapping, slots, pool.region())),
+            Err(error) => Err((mapping, error)),
         }
-        Ok(Self {
-            words: mapping.memory().base().cast(),
-            slots: slots.into_iter().map(Frame::into_offset).collect(),
-            mask: entries - 1,
-            region,
-            mapping: ManuallyDrop::new(mapping),
-        })
     }
 
     /// Where the device finds the descriptors.

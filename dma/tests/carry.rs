@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{Bench, PAGE};
 use failstop_dma::proof::ReleaseProof;
 use failstop_dma::region::{FrameRegion, Pool};
-use failstop_dma::ring::{ExchangeRing, RingError};
+use failstop_dma::ring::{ExchangeRing, NotMade, RingError};
 use failstop_dma::space::{Settled, SpaceError};
 use failstop_pci::transport::{ResetMethod, Strength, Unmapped};
 use nix::errno::Errno;
@@ -248,4 +248,27 @@ fn a_carried_region_is_in_no_file_that_a_server_was_sent_before() {
     let mut all = [0; FRAMES * 2048];
     assert!(bench.function.dma_read(region.iova().0, &mut all));
     assert!(all.windows(6).any(|bytes| bytes == b"before"));
+}
+
+#[test]
+fn a_ring_that_cannot_be_made_leaves_no_mapping_and_no_frame_behind() {
+    let bench = Bench::new();
+    let (region, mut pool) = region(&bench);
+    let _taken = pool.take_many(FRAMES - 4).unwrap();
+    let maps = bench.function.map_calls();
+    let made = ExchangeRing::create(&bench.space, bench.object(1), &mut pool, 8);
+    assert!(
+        matches!(made, Err(NotMade::Ring(RingError::Frames { .. }))),
+        "{made:?}"
+    );
+    assert_eq!(bench.function.map_calls(), maps);
+
+    bench.function.fail_next_map(Errno::ENOSPC);
+    let made = ExchangeRing::create(&bench.space, bench.object(1), &mut pool, 4);
+    assert!(matches!(made, Err(NotMade::Space(_))), "{made:?}");
+    assert_eq!((region.rings(), pool.available()), (0, 4));
+    assert_eq!(bench.space.ledger().totals().live_mappings, 1);
+    assert_eq!(bench.space.ledger().totals().quarantined_mappings, 0);
+    let _made = ExchangeRing::create(&bench.space, bench.object(1), &mut pool, 4).unwrap();
+    assert_eq!(region.rings(), 1);
 }

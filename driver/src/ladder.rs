@@ -76,6 +76,19 @@ pub struct Deadlines {
     pub bring_up: Duration,
 }
 
+impl Deadlines {
+    /// How long a ladder takes at the longest, from the mark to the verdict, with every call hanging:
+    /// what a destroy that cannot fail may wait for.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        // Bus mastering off; looks for pending transactions; off again; the list of methods; the last
+        // word.
+        let accesses = 5 * self.config + self.answer + self.drain;
+        // The unmaps, and the detach from the address space where they are slow.
+        accesses + self.detach + self.reset + 2 * self.unmap
+    }
+}
+
 impl Default for Deadlines {
     fn default() -> Self {
         Self {

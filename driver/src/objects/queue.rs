@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use failstop_dma::proof::ObjectId;
 use failstop_dma::region::Pool;
-use failstop_dma::ring::ExchangeRing;
+use failstop_dma::ring::{ExchangeRing, NotMade};
 use failstop_queues::completions::Completions;
 use failstop_queues::transmit::REPORT;
 
@@ -198,11 +198,14 @@ impl QueueInit<'_> {
             source,
         };
         ExchangeRing::check(self.pool, self.entries).map_err(refused)?;
+        // Before anything is mapped.
         let cq = self.cq.0.reserve(self.entries)?;
         let id = life.new_object(kind);
-        let mapping = life.space().map(id, ExchangeRing::bytes(self.entries))?;
-        let ring = ExchangeRing::new(mapping, self.pool, self.entries)
-            .map_err(|(_, source)| refused(source))?;
+        let ring = ExchangeRing::create(life.space(), id, self.pool, self.entries);
+        let ring = ring.map_err(|error| match error {
+            NotMade::Ring(source) => refused(source),
+            NotMade::Space(source) => source.into(),
+        })?;
         let spec = RingSpec {
             iova: ring.iova(),
             entries: self.entries,

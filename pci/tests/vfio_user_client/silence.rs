@@ -5,7 +5,9 @@ use std::time::Duration;
 use failstop_pci::id::Generation;
 use failstop_pci::transport::vfio_user::Client;
 use failstop_pci::transport::vfio_user::wire::Command;
-use failstop_pci::transport::{AccessError, Iova, RegionIndex, ResetFailed, Transport, Unmapped};
+use failstop_pci::transport::{
+    AccessError, Iova, IrqIndex, RegionIndex, ResetFailed, Transport, Unmapped,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::support::{impatient, opened, patient};
@@ -31,6 +33,21 @@ fn c35_a_reset_that_is_not_answered_ends_no_connection() {
     drop(client);
     server.join();
     assert!(matches!(failed, ResetFailed::Unanswered { .. }), "{failed}");
+    assert_eq!(unmapped, Unmapped::Exact);
+}
+
+#[test]
+fn c35_interrupts_that_are_not_disabled_in_time_end_no_connection() {
+    let (client, server) = opened(impatient(), |peer| {
+        let _irqs = peer.expect(Command::DeviceSetIrqs);
+        let asked = peer.expect(Command::DmaUnmap);
+        peer.reply(&asked, &asked.payload);
+        peer.expect_hang_up();
+    });
+    assert!(client.set_irqs(IrqIndex::Msix, 0, &[]).is_err());
+    let unmapped = client.dma_unmap(Iova(0x1000), 0x1000);
+    drop(client);
+    server.join();
     assert_eq!(unmapped, Unmapped::Exact);
 }
 

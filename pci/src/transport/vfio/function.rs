@@ -1,10 +1,10 @@
 //! An opened VFIO device descriptor: regions, interrupts, reset.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use vfio_bindings::bindings::vfio::{
@@ -353,32 +353,75 @@ impl Function {
     }
 }
 
-/// Lets accesses of the living generation through, and waits for those inside when it ends.
+/// Lets accesses of the living generation through, and waits for those inside when it ends: for its
+/// own and older ones only. One that the kernel holds up must not hold up the ladder's.
 #[derive(Default, Debug)]
 struct Gate {
+    state: Mutex<GateState>,
+    left: Condvar,
+}
+
+#[derive(Default, Debug)]
+struct GateState {
     /// The highest generation that is over; 0 for none.
-    over: AtomicU64,
-    inside: RwLock<()>,
+    over: u64,
+    /// How many accesses of each generation are inside.
+    inside: BTreeMap<u64, usize>,
+}
+
+/// An access that is inside.
+struct Inside<'a>(&'a Gate, u64);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        if let Some(count) = state.inside.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                state.inside.remove(&self.1);
+                self.0.left.notify_all();
+            }
+        }
+    }
 }
 
 impl Gate {
+    /// A panic leaves nothing half done behind this lock.
+    fn state(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn pass<T>(&self, generation: Generation, act: impl FnOnce() -> T) -> Option<T> {
-        // The lock guards nothing that a panic could leave half done.
-        let _inside = self.inside.read().unwrap_or_else(PoisonError::into_inner);
-        // Looked at under the lock: `expire` stores before it waits for the lock.
-        (generation.number() > self.over.load(Ordering::SeqCst)).then(act)
+        let number = generation.number();
+        let _inside = {
+            let mut state = self.state();
+            if number <= state.over {
+                return None;
+            }
+            *state.inside.entry(number).or_default() += 1;
+            Inside(self, number)
+        };
+        Some(act())
     }
 
     fn expire(&self, generation: Generation) {
-        self.over.fetch_max(generation.number(), Ordering::SeqCst);
-        drop(self.inside.write().unwrap_or_else(PoisonError::into_inner));
+        let number = generation.number();
+        let mut state = self.state();
+        state.over = state.over.max(number);
+        drop(
+            self.left
+                .wait_while(state, |state| {
+                    state.inside.range(..=number).next().is_some()
+                })
+                .unwrap_or_else(PoisonError::into_inner),
+        );
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Barrier;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use super::*;
@@ -558,6 +601,40 @@ mod tests {
         gate.expire(Generation::FIRST.next());
         gate.expire(Generation::FIRST);
         assert_eq!(gate.pass(Generation::FIRST.next(), || 1), None);
+    }
+
+    /// A register read that the kernel holds up must not stall the canary (R4).
+    #[test]
+    fn c35_who_waits_for_an_access_of_an_old_life_holds_up_none_of_the_ladders() {
+        let gate = Gate::default();
+        let (entered, go) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                gate.pass(Generation::FIRST, || {
+                    entered.wait();
+                    go.wait();
+                })
+            });
+            entered.wait();
+            scope.spawn(|| gate.expire(Generation::FIRST));
+            while gate.pass(Generation::FIRST, || ()).is_some() {
+                thread::yield_now();
+            }
+            let (passed, told) = std::sync::mpsc::channel();
+            let gate = &gate;
+            scope.spawn(move || {
+                for _ in 0..1000 {
+                    let _ = passed.send(gate.pass(Generation::LADDER, || ()));
+                }
+            });
+            let deadline = std::time::Duration::from_secs(10);
+            let all = (0..1000).all(|_| told.recv_timeout(deadline) == Ok(Some(())));
+            go.wait();
+            assert!(
+                all,
+                "the ladder waited for an access of the life that ended"
+            );
+        });
     }
 
     #[test]

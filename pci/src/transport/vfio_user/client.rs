@@ -187,10 +187,9 @@ impl Client {
             payload: payload..=payload,
             max_fds: 0,
             generation: None,
-            silence: if command == Command::DeviceReset {
-                Silence::LeavesItOpen
-            } else {
-                Silence::EndsTheConnection
+            silence: match command {
+                Command::DeviceReset | Command::DeviceSetIrqs => Silence::LeavesItOpen,
+                _ => Silence::EndsTheConnection,
             },
             time,
         })?;

@@ -10,8 +10,8 @@
 //!   itself, without a switch to another.
 //!
 //! The first fault ends the connection for all: the socket is shut down, which wakes whoever reads
-//! or waits for room, and every later call fails at once. Silence is such a fault, but for a reset and
-//! an access of config space ([`Silence`]).
+//! or waits for room, and every later call fails at once. Silence is such a fault, but not about a
+//! reset, config space and interrupts ([`Silence`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -62,8 +62,8 @@ pub(super) enum Silence {
     /// Ends it: a server that hangs would cost every later call a deadline of its own.
     EndsTheConnection,
     /// Leaves it: the question stays open and keeps its id, so that a late answer is told apart, and
-    /// dropped. For what the ladder asks before the unmaps: a device that hangs in a reset, or in
-    /// config space, must not take the only proof away that is left (C35).
+    /// dropped. For what the ladder asks before the unmaps: a device that hangs in a reset, in config
+    /// space or over its interrupts must not take the only proof away that is left (C35).
     LeavesItOpen,
 }
 

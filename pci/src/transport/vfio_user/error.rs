@@ -21,8 +21,8 @@ pub enum Broken {
     #[error("the connection to the vfio-user server was ended by us; open the device again")]
     HungUp,
     /// The server did not answer, or did not read, within the deadline. Every later call would wait
-    /// for as long, so the connection ends; but not for a reset or an access of config space that was
-    /// read and is not answered, of which this is said, too.
+    /// for as long, so the connection ends; but not for a reset, an access of config space or a
+    /// routing of interrupts that was read and is not answered, of which this is said, too.
     #[error(
         "the vfio-user server did not {doing} within {} ms; it hangs, or the deadline is too short",
         deadline.as_millis()
