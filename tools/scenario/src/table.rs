@@ -505,7 +505,7 @@ pub const TABLE: &[Entry] = &[
         "server-forks",
         "",
         Once,
-        "a child of the server keeps what is mapped and writes to it each millisecond (process only)",
+        "a child of the server keeps the largest file that is mapped and writes to it each millisecond (process only)",
         |_| Some(Fault::ServerForks),
     ),
     line(

@@ -34,12 +34,12 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts a child that writes a byte into one of `shared` each millisecond.
+    /// Starts a child that writes a byte into `shared` each millisecond.
     ///
     /// # Errors
     ///
     /// When the kernel gives no process or pipe.
-    pub(super) fn start(shared: &[Shared]) -> io::Result<Self> {
+    pub(super) fn start(shared: Shared) -> io::Result<Self> {
         let (watched, leash) = pipe()?;
         // SAFETY: the child calls nothing but poll, dup2, close_range and _exit, all of which are
         // async-signal-safe, and allocates nothing.
@@ -62,7 +62,7 @@ impl Drop for Child {
 }
 
 /// What the child does until nobody holds the other end of `watched`.
-fn write_on(shared: &[Shared], watched: libc::c_int) -> ! {
+fn write_on(memory: Shared, watched: libc::c_int) -> ! {
     // SAFETY: both are descriptors of this process, which no Rust value of the child uses again.
     unsafe { libc::dup2(watched, 0) };
     // SAFETY: closes the copies of the server's sockets and of the leash, which would else seem to
@@ -82,9 +82,6 @@ fn write_on(shared: &[Shared], watched: libc::c_int) -> ! {
             unsafe { libc::_exit(0) };
         }
         turn = turn.wrapping_add(1);
-        let Some(memory) = shared.get(turn % shared.len().max(1)) else {
-            continue;
-        };
         let at = turn.wrapping_mul(STRIDE) % memory.len.max(1);
         if at < memory.len {
             // SAFETY: inside the mapping, which is this process's own copy and is never unmapped in

@@ -182,18 +182,18 @@ impl ClientMemory {
         self.mappings.partition_point(|m| m.last < iova)
     }
 
-    /// What clients shared, as it is mapped into this process.
-    pub(super) fn shared(&self) -> Vec<Shared> {
+    /// The largest file that the client shared, as it is mapped into this process: payload, and no
+    /// rings.
+    pub(super) fn largest(&self) -> Option<Shared> {
         let files = self.files.iter().filter_map(Weak::upgrade);
-        files
-            .filter_map(|backing| match &backing.access {
-                Access::Mapped { region, writable } => writable.then(|| Shared {
-                    start: region.as_ptr(),
-                    len: region.size(),
-                }),
-                Access::File(_) => None,
-            })
-            .collect()
+        let shared = files.filter_map(|backing| match &backing.access {
+            Access::Mapped { region, writable } => writable.then(|| Shared {
+                start: region.as_ptr(),
+                len: region.size(),
+            }),
+            Access::File(_) => None,
+        });
+        shared.max_by_key(|shared| shared.len)
     }
 
     /// The number of the mapping that holds this address: no other ever has it.

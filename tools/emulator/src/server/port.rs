@@ -223,8 +223,11 @@ impl Port {
             log::warn!("server-forks needs an emulator in a process of its own");
             return;
         }
-        let shared = self.service.world.memory.shared();
-        match fork::Child::start(&shared) {
+        let Some(largest) = self.service.world.memory.largest() else {
+            log::warn!("server-forks needs memory that the client has mapped and sealed");
+            return;
+        };
+        match fork::Child::start(largest) {
             Ok(child) => self.child = Some(child),
             Err(error) => log::warn!("no child can be started: {error}"),
         }
