@@ -111,7 +111,7 @@ pub struct Woken {
 }
 
 /// Waits until one of `events` is signalled or `lifeline`
-/// ([`Transport::lifeline`](crate::transport::Transport::lifeline)) hangs up, at most `timeout`
+/// ([`Transport::lifeline`]) hangs up, at most `timeout`
 /// (for ever without one). Takes everything that is signalled, so that an event that never rests
 /// hides no other.
 ///
