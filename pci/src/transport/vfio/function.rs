@@ -1,6 +1,5 @@
 //! An opened VFIO device descriptor: regions, interrupts, reset.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -354,19 +353,30 @@ impl Function {
 }
 
 /// Lets accesses of the living generation through, and waits for those inside when it ends: for its
-/// own and older ones only. One that the kernel holds up must not hold up the ladder's.
+/// own and older ones only. One that the kernel holds up must not hold up the ladder's, which neither
+/// allocates here nor makes a system call (R4.2).
 #[derive(Default, Debug)]
 struct Gate {
     state: Mutex<GateState>,
     left: Condvar,
 }
 
-#[derive(Default, Debug)]
+#[derive(Debug)]
 struct GateState {
     /// The highest generation that is over; 0 for none.
     over: u64,
-    /// How many accesses of each generation are inside.
-    inside: BTreeMap<u64, usize>,
+    /// The generation of each access that is inside.
+    inside: Vec<u64>,
+}
+
+impl Default for GateState {
+    fn default() -> Self {
+        Self {
+            over: 0,
+            // More threads than ever make accesses at once.
+            inside: Vec::with_capacity(64),
+        }
+    }
 }
 
 /// An access that is inside.
@@ -375,12 +385,12 @@ struct Inside<'a>(&'a Gate, u64);
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        if let Some(count) = state.inside.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                state.inside.remove(&self.1);
-                self.0.left.notify_all();
-            }
+        if let Some(at) = state.inside.iter().position(|&number| number == self.1) {
+            state.inside.swap_remove(at);
+        }
+        // Nobody waits for a generation that is not over.
+        if self.1 <= state.over {
+            self.0.left.notify_all();
         }
     }
 }
@@ -398,7 +408,7 @@ impl Gate {
             if number <= state.over {
                 return None;
             }
-            *state.inside.entry(number).or_default() += 1;
+            state.inside.push(number);
             Inside(self, number)
         };
         Some(act())
@@ -411,7 +421,7 @@ impl Gate {
         drop(
             self.left
                 .wait_while(state, |state| {
-                    state.inside.range(..=number).next().is_some()
+                    state.inside.iter().any(|&inside| inside <= number)
                 })
                 .unwrap_or_else(PoisonError::into_inner),
         );
