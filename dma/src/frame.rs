@@ -135,7 +135,7 @@ impl Frame {
     #[inline(always)]
     fn base(&self) -> NonNull<u8> {
         // SAFETY: within the region by the invariant.
-        unsafe { self.shared().base.add(self.offset as usize) }
+        unsafe { self.shared().base().add(self.offset as usize) }
     }
 
     /// The content, for volatile access and copies.

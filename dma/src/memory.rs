@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use failstop_pci::fork::NotInherited;
 use failstop_pci::transport::DmaMemory;
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::ftruncate;
@@ -53,15 +53,63 @@ pub struct MemoryError {
 ///
 /// # Invariants
 ///
-/// `map` is all of `file`, whose size is sealed, and stays mapped as long as `self` lives. `base` is
-/// where it starts.
+/// `mapped` is all of `file`.
 pub struct Memory {
+    mapped: Mapped,
+    file: OwnedFd,
+    pages: Pages,
+}
+
+/// A shared mapping of a whole file.
+///
+/// # Invariants
+///
+/// The file's size is sealed, so that every page of `map` is backed; it stays mapped, at the same
+/// address, as long as `self` lives. `base` is where it starts.
+pub(crate) struct Mapped {
     /// Before `map`: fields are dropped in this order.
     _not_inherited: NotInherited,
     map: MmapRaw,
     base: NonNull<u8>,
-    file: OwnedFd,
-    pages: Pages,
+}
+
+impl Mapped {
+    /// All of `file`, of `len` bytes.
+    fn of(file: &OwnedFd, len: usize) -> Result<Self, (&'static str, io::Error)> {
+        let map = MmapOptions::new()
+            .len(len)
+            .map_raw(file.as_raw_fd())
+            .map_err(|e| ("mmap", e))?;
+        // After a fork the parent's pages stay where the device knows them (C28) [R12].
+        map.advise(Advice::DontFork).map_err(|e| ("madvise", e))?;
+        let base = NonNull::new(map.as_mut_ptr())
+            .ok_or_else(|| ("mmap", io::ErrorKind::AddrNotAvailable.into()))?;
+        // SAFETY: all of `map`, advised above, until `Mapped` drops it after the result.
+        let not_inherited = unsafe { NotInherited::new(map.as_mut_ptr(), map.len()) };
+        Ok(Self {
+            _not_inherited: not_inherited.map_err(|e| ("pthread_atfork", e))?,
+            map,
+            base,
+        })
+    }
+
+    /// Gives its pages back to the kernel: from here on it reads as zeros, and what is written takes
+    /// a page again.
+    ///
+    /// # Errors
+    ///
+    /// The pages stay.
+    pub(crate) fn give_pages_back(&self) -> io::Result<()> {
+        // SAFETY: it stays mapped, and as all access is volatile or atomic, the compiler relies on no
+        // byte of it.
+        unsafe { self.map.unchecked_advise(UncheckedAdvice::Remove) }
+    }
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} bytes at {:?}", self.map.len(), self.base)
+    }
 }
 
 impl Memory {
@@ -92,21 +140,9 @@ impl Memory {
     fn of(len: usize, pages: Pages) -> Result<Self, MemoryError> {
         let fail = |what, source: io::Error| MemoryError { len, what, source };
         let (file, whole) = Self::file(len, pages)?;
-        let map = MmapOptions::new()
-            .len(whole)
-            .map_raw(file.as_raw_fd())
-            .map_err(|e| fail("mmap", e))?;
-        // After a fork the parent's pages stay where the device knows them (C28) [R12].
-        map.advise(Advice::DontFork)
-            .map_err(|e| fail("madvise", e))?;
-        let base = NonNull::new(map.as_mut_ptr())
-            .ok_or_else(|| fail("mmap", io::ErrorKind::AddrNotAvailable.into()))?;
-        // SAFETY: all of `map`, advised above, until `Memory` drops it after the result.
-        let not_inherited = unsafe { NotInherited::new(map.as_mut_ptr(), map.len()) };
+        let mapped = Mapped::of(&file, whole).map_err(|(what, e)| fail(what, e))?;
         Ok(Self {
-            _not_inherited: not_inherited.map_err(|e| fail("pthread_atfork", e))?,
-            map,
-            base,
+            mapped,
             file,
             pages,
         })
@@ -136,92 +172,31 @@ impl Memory {
         Ok((file, whole))
     }
 
-    /// Puts a new file with the same content in place of the old one, at the same address: whoever
-    /// was sent the old one, and keeps it, reaches nothing of this memory any more. What other
-    /// threads write meanwhile may be lost.
+    /// New memory with the same content, in a file and at an address of its own: who was sent this
+    /// one's file, and keeps it, reaches nothing of the other. What others write meanwhile may be
+    /// missing in it.
     ///
-    /// Base pages only: the memory of a peer has no others.
+    /// Never over this one's address: a `MAP_FIXED` that fails may have unmapped what was there, and
+    /// the hole is the next caller's of `mmap`, while frames still point into it.
     ///
     /// # Errors
     ///
-    /// [`MemoryError`]; the memory is as it was.
-    pub(crate) fn renew(&self) -> Result<(), MemoryError> {
-        let len = self.map.len();
-        let fail = |what, source: io::Error| MemoryError { len, what, source };
-        if self.pages != Pages::Base {
-            return Err(fail("renewing", io::ErrorKind::Unsupported.into()));
-        }
-        let (file, _) = Self::file(len, self.pages)?;
-        self.copy_into(&file).map_err(|e| fail("pwrite", e))?;
-        self.place(&file).map_err(|e| fail("mmap", e))?;
-        // The number stays, since a borrow of it may be in somebody's hands.
-        // SAFETY: both are open, and the one that is replaced is this memory's own.
-        let replaced =
-            unsafe { libc::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) };
-        if replaced < 0 {
-            let why = io::Error::last_os_error();
-            // The content is the same in both.
-            self.place(&self.file).map_err(|e| fail("mmap", e))?;
-            return Err(fail("dup3", why));
-        }
-        Ok(())
+    /// [`MemoryError`].
+    pub(crate) fn renewed(&self) -> Result<Self, MemoryError> {
+        let new = Self::of(self.len(), self.pages)?;
+        self.view().copy_to_volatile_slice(new.view());
+        Ok(new)
     }
 
-    fn copy_into(&self, file: &OwnedFd) -> io::Result<()> {
-        let mut done = 0;
-        while done < self.map.len() {
-            // SAFETY: within the mapping by the loop's condition.
-            let from = unsafe { self.map.as_ptr().add(done) };
-            let left = self.map.len() - done;
-            // SAFETY: `left` bytes from there on are mapped (INVARIANT); that others write them
-            // meanwhile is nothing to the kernel.
-            let copied = unsafe {
-                libc::pwrite(
-                    file.as_raw_fd(),
-                    from.cast(),
-                    left,
-                    done.try_into().unwrap_or(-1),
-                )
-            };
-            match copied {
-                -1 => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                }
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                copied => done += copied.cast_unsigned(),
-            }
-        }
-        Ok(())
-    }
-
-    /// Maps `file`, which is as long, where this memory is.
-    fn place(&self, file: &OwnedFd) -> io::Result<()> {
-        let (at, len) = (self.map.as_mut_ptr().cast(), self.map.len());
-        // SAFETY: [at, at + len) is `map`, so that MAP_FIXED replaces nothing else; the file's size
-        // is sealed, so that it stays mapped as the invariant says.
-        let placed = unsafe {
-            libc::mmap(
-                at,
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_FIXED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if placed == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        self.map.advise(Advice::DontFork)
+    /// Keeps the mapping only: what points into this memory may go on doing so.
+    pub(crate) fn into_mapped(self) -> Mapped {
+        self.mapped
     }
 
     /// Bytes, a multiple of the page size.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.map.len()
+        self.mapped.map.len()
     }
 
     /// Never: memory has at least one page.
@@ -241,12 +216,12 @@ impl Memory {
     pub fn view(&self) -> VolatileSlice<'_> {
         // SAFETY: the mapping lives as long as `self` by the invariant, and the slice borrows it;
         // volatile slices are made for memory that others write.
-        unsafe { VolatileSlice::new(self.map.as_mut_ptr(), self.map.len()) }
+        unsafe { VolatileSlice::new(self.base().as_ptr(), self.len()) }
     }
 
     /// Where it starts, for this crate's typed views.
     pub(crate) fn base(&self) -> NonNull<u8> {
-        self.base
+        self.mapped.base
     }
 
     /// What a transport needs to map it.
@@ -258,7 +233,7 @@ impl Memory {
     pub(crate) unsafe fn for_device(&self) -> DmaMemory<'_> {
         // SAFETY: mapped and backed by `file` by the invariant; for long enough by this function's
         // contract.
-        unsafe { DmaMemory::new(self.base(), self.map.len() as u64, self.file.as_fd(), 0) }
+        unsafe { DmaMemory::new(self.base(), self.len() as u64, self.file.as_fd(), 0) }
     }
 }
 
@@ -268,10 +243,11 @@ impl fmt::Debug for Memory {
     }
 }
 
-// SAFETY: all access goes through volatile or atomic operations.
-unsafe impl Send for Memory {}
+// SAFETY: `base` names memory that belongs to no thread; all access goes through volatile or atomic
+// operations.
+unsafe impl Send for Mapped {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for Mapped {}
 
 /// Bytes of a base page.
 #[must_use]
@@ -299,6 +275,16 @@ mod tests {
     fn nothing_is_refused() {
         assert!(Memory::new(0).is_err());
         assert!(Memory::new(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn renewed_memory_has_the_content_and_shares_nothing() {
+        let memory = Memory::new(2 * page_size()).unwrap();
+        memory.view().write_obj(7u64, page_size()).unwrap();
+        let new = memory.renewed().unwrap();
+        assert_eq!(new.view().read_obj::<u64>(page_size()).unwrap(), 7);
+        memory.view().write_obj(8u64, page_size()).unwrap();
+        assert_eq!(new.view().read_obj::<u64>(page_size()).unwrap(), 7);
     }
 
     #[test]

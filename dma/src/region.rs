@@ -7,14 +7,14 @@
 use std::fmt;
 use std::mem;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failstop_pci::transport::Iova;
 use thiserror::Error;
 
 use crate::frame::Frame;
-use crate::memory::Memory;
+use crate::memory::{Mapped, Memory};
 use crate::proof::{ObjectId, ReleaseProof, Unreferenced};
 use crate::space::{AddressSpace, Mapping, NotReleased, SpaceError};
 
@@ -35,11 +35,13 @@ pub struct BadFrameSize {
 ///
 /// # Invariants
 ///
-/// `base` is the start of `memory`, which holds `count` frames of `frame` bytes each. Each is in
-/// `home.offsets`, in `home.lost`, or counted in `home.out`, which counts the [`Shared`] handles
+/// `base` is the start of `home.memory`, which holds `count` frames of `frame` bytes each, or was
+/// until another took its place: that one is in `home.former`, mapped as long as the region lives.
+/// Each frame is in `home.offsets`, in `home.lost`, or counted in `home.out`, which counts the [`Shared`] handles
 /// too: the region is freed when it reaches 0, and not before.
 pub(crate) struct Region {
-    pub(crate) base: NonNull<u8>,
+    /// Never null.
+    base: AtomicPtr<u8>,
     /// Changes only while the region is closed to rings: see [`FrameRegion::carry`].
     iova: AtomicU64,
     pub(crate) frame: u32,
@@ -48,12 +50,14 @@ pub(crate) struct Region {
     /// were lost; the top bit closes the region to new ones.
     rings: AtomicU32,
     home: Mutex<Home>,
-    _memory: Arc<Memory>,
 }
 
 struct Home {
     /// Whose the region is.
     object: ObjectId,
+    memory: Arc<Memory>,
+    /// What `memory` was in lives that ended, latest last. A thread may have a view of it.
+    former: Vec<Former>,
     offsets: Vec<u32>,
     out: u64,
     /// Frames of rings that were dropped without a proof. Nobody has them, and while the region is
@@ -61,6 +65,35 @@ struct Home {
     lost: Vec<u32>,
     /// How many rings those were.
     lost_rings: u32,
+}
+
+/// Memory whose place another took.
+#[expect(dead_code, reason = "is kept, not used")]
+enum Former {
+    /// The file was given up.
+    Mapped(Mapped),
+    /// Something else holds it too.
+    Held(Arc<Memory>),
+}
+
+impl Home {
+    /// Puts `memory` in the place of the former one, which stays mapped and as it is until the next
+    /// time; then its pages are given back.
+    fn replace(&mut self, memory: Arc<Memory>) {
+        if let Some(Former::Mapped(mapped)) = self.former.last()
+            && let Err(error) = mapped.give_pages_back()
+        {
+            log::warn!(
+                "{}: {mapped:?} of an ended life keep their pages: {error}",
+                self.object
+            );
+        }
+        let former = mem::replace(&mut self.memory, memory);
+        self.former.push(match Arc::try_unwrap(former) {
+            Ok(memory) => Former::Mapped(memory.into_mapped()),
+            Err(memory) => Former::Held(memory),
+        });
+    }
 }
 
 const CLOSED: u32 = 1 << 31;
@@ -74,6 +107,15 @@ impl Region {
     #[inline(always)]
     pub(crate) fn iova(&self) -> u64 {
         self.iova.load(Ordering::Relaxed)
+    }
+
+    /// Where its bytes are now.
+    #[inline(always)]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        // Acquire: who sees another memory sees what was copied there.
+        let base = self.base.load(Ordering::Acquire);
+        // SAFETY: never null by the field's promise.
+        unsafe { NonNull::new_unchecked(base) }
     }
 
     fn object(&self) -> ObjectId {
@@ -201,19 +243,20 @@ impl FrameRegion {
         }
         let memory = mapping.memory().clone();
         let region = Region {
-            base: memory.base(),
+            base: AtomicPtr::new(memory.base().as_ptr()),
             iova: AtomicU64::new(mapping.iova().0),
             frame,
             count,
             rings: AtomicU32::new(0),
             home: Mutex::new(Home {
                 object: mapping.owner(),
+                memory,
+                former: Vec::new(),
                 offsets: (0..count).rev().map(|i| i * frame).collect(),
                 out: 1,
                 lost: Vec::new(),
                 lost_rings: 0,
             }),
-            _memory: memory,
         };
         let shared = Shared(NonNull::from(Box::leak(Box::new(region))));
         let pool = Pool {
@@ -276,11 +319,13 @@ impl FrameRegion {
     /// ring may hold frames of the region. Frames of rings that were dropped without a proof come
     /// home.
     ///
-    /// # Errors
+    /// Behind a server its content moves to memory with a file of its own: what the server was sent in
+    /// the life that ended it may keep, and write to, whatever it answered. What other threads write
+    /// into frames meanwhile, or through views that they have, may be lost there. The former memory
+    /// stays mapped as long as the region lives, since such a view may point there; its pages are given
+    /// back at the next carry.
     ///
-    /// Behind a server its memory gets a new file: what the server was sent in the life that ended
-    /// it may keep, and write to, whatever it answered. What other threads write into frames
-    /// meanwhile may be lost there.
+    /// # Errors
     ///
     /// The region, as it was, with [`SpaceError::NotCarried`], or why it could not be mapped.
     pub fn carry(
@@ -305,29 +350,32 @@ impl FrameRegion {
             return refused(self, "queues hold frames of it, or it is being destroyed");
         }
         // Closed to rings from here on, so that none reads the address while it changes.
-        let memory = self.mapping.memory();
-        let mapped = space
-            .renew(owner, memory)
-            .and_then(|()| space.map_again(owner, memory.clone()));
-        if let Ok(mapping) = &mapped {
-            region.iova.store(mapping.iova().0, Ordering::Relaxed);
-            let mut home = region.home();
-            home.object = owner;
-            // What the device could still reach when its ring was dropped, it cannot any more.
-            let found = mem::take(&mut home.lost);
-            home.offsets.extend(found);
-            home.lost_rings = 0;
-            region.open(0);
-        } else {
-            region.open(lost);
-        }
-        match mapped {
-            Ok(mapping) => {
-                self.mapping = mapping;
-                Ok(self)
+        let memory = space.renewed(owner, self.mapping.memory());
+        let mapped = memory.and_then(|memory| space.map_again(owner, memory));
+        let mapping = match mapped {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                region.open(lost);
+                return Err((self, error));
             }
-            Err(error) => Err((self, error)),
+        };
+        region.iova.store(mapping.iova().0, Ordering::Relaxed);
+        let memory = mapping.memory().clone();
+        self.mapping = mapping;
+        let mut home = region.home();
+        home.object = owner;
+        if !Arc::ptr_eq(&home.memory, &memory) {
+            let base = memory.base().as_ptr();
+            home.replace(memory);
+            region.base.store(base, Ordering::Release);
         }
+        // What the device could still reach when its ring was dropped, it cannot any more.
+        let found = mem::take(&mut home.lost);
+        home.offsets.extend(found);
+        home.lost_rings = 0;
+        region.open(0);
+        drop(home);
+        Ok(self)
     }
 
     /// The mapping, to be released with a proof.

@@ -178,17 +178,26 @@ impl AddressSpace {
         self.place(owner, Arc::new(memory))
     }
 
-    /// Where a peer was sent the memory's file: puts another in its place, so that no file is ever
-    /// sent for two lives.
-    pub(crate) fn renew(&self, object: ObjectId, memory: &Memory) -> Result<(), SpaceError> {
+    /// The memory to map for another life in `memory`'s stead: itself, or where a peer was sent its
+    /// file a new one with the same content, so that no file is ever sent for two lives.
+    ///
+    /// # Errors
+    ///
+    /// [`SpaceError::Memory`].
+    pub(crate) fn renewed(
+        &self,
+        object: ObjectId,
+        memory: &Arc<Memory>,
+    ) -> Result<Arc<Memory>, SpaceError> {
         if self.transport.kind() != Kind::VfioUser {
-            return Ok(());
+            return Ok(memory.clone());
         }
-        memory.renew().map_err(|source| SpaceError::Memory {
+        let renewed = memory.renewed().map_err(|source| SpaceError::Memory {
             device: self.transport.name().to_owned(),
             object,
             source,
-        })
+        })?;
+        Ok(Arc::new(renewed))
     }
 
     /// Makes memory that was mapped before reachable again, for `owner`, at another address: what a
