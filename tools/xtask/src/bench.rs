@@ -185,7 +185,7 @@ fn parse(lines: &str) -> Result<Vec<Figure>> {
 
 fn ladder_in_guest(program: &Path) -> Result<Vec<Figure>> {
     let boot = Boot::new(Kernel::Small, topologies::find("two-igb")?);
-    in_guest(boot, program, "ladder igb,container 50")
+    in_guest(boot, program, "ladder igb,container 12")
 }
 
 fn ledger_in_guest(program: &Path) -> Result<Vec<Figure>> {
