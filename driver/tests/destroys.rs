@@ -1,5 +1,6 @@
 //! The two destroys and the accounts, over a scripted device that refuses, and over one that is
 //! broken.
+#![forbid(unsafe_code)]
 
 mod scripted;
 

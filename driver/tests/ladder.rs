@@ -1,5 +1,6 @@
 //! The ladder over a scripted device: the order of what reaches the function, what each outcome is
 //! a ground for, and that nobody waits for ever.
+#![forbid(unsafe_code)]
 
 mod scripted;
 

@@ -1,4 +1,5 @@
 //! A logger of the user's that panics holds up nobody.
+#![forbid(unsafe_code)]
 
 mod scripted;
 

@@ -1,4 +1,5 @@
 //! What the driver makes of values that no device should write, and of callers that mix things up.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 

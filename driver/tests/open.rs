@@ -1,4 +1,5 @@
 //! Functions that cannot be used are refused by name, and nothing of them stays mapped.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Recovery over a scripted device: a new life only after a proven stop, and what is carried into
 //! it.
+#![forbid(unsafe_code)]
 
 mod scripted;
 

@@ -1,5 +1,6 @@
 //! Resets that hang, that come too late, or that do nothing: what the ladder and an open make of
 //! them.
+#![forbid(unsafe_code)]
 
 mod scripted;
 

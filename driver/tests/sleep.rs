@@ -1,4 +1,5 @@
 //! Sleeping on a receive queue, whatever the device does with its interrupts.
+#![forbid(unsafe_code)]
 
 use std::sync::mpsc;
 use std::thread;

@@ -1,4 +1,5 @@
 //! The supervisor: recovery by policy, and devices that hang.
+#![forbid(unsafe_code)]
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
 //! What the bus and the kernel have to say of a device: errors (C16) and requests (C15).
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

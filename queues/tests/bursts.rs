@@ -1,4 +1,5 @@
 //! Bursts against a ring whose device is this test: what it may write, and what comes of it.
+#![forbid(unsafe_code)]
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

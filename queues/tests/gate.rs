@@ -1,4 +1,5 @@
 //! The switch of bus mastering, without other threads; with them: `loom.rs`.
+#![forbid(unsafe_code)]
 
 use std::cell::Cell;
 

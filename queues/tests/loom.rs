@@ -3,6 +3,7 @@
 //!
 //! loom sees neither DMA memory nor page tables nor time. What stands for them here is a cell behind a
 //! lock, since each of their accesses is one moment of the bus.
+#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 

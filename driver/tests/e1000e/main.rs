@@ -1,4 +1,5 @@
 //! How the 82574's queues stop, and what goes on beside them.
+#![forbid(unsafe_code)]
 
 mod model;
 

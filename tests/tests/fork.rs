@@ -1,10 +1,11 @@
-//! A child of fork that does to its copies of our objects what it likes: it neither hangs nor crashes,
+//! T0: a child of fork that does to its copies of our objects what it likes: it neither hangs nor crashes,
 //! and its parent's device goes on (C28, R12).
 //!
 //! A program of its own: fork takes only the calling thread along, and a test harness has several.
 //! One test, so that nothing else runs while it forks.
 #![expect(unsafe_code, reason = "forks")]
 
+#[path = "../../driver/tests/scripted/mod.rs"]
 mod scripted;
 
 use std::time::{Duration, Instant};
@@ -22,11 +23,16 @@ const SOON: Duration = Duration::from_secs(60);
 
 /// Runs `act` in a child and says how that ended; one that hangs is killed.
 fn child(act: impl FnOnce()) -> WaitStatus {
-    // SAFETY: the child's only thread runs `act`, which is what is to be tested, and ends.
+    // SAFETY: the child of a process with threads may do what is async-signal-safe, and with this
+    // C library also allocate, whose locks its fork handlers put in order; no other thread of this
+    // program is in the middle of anything else that `act` needs: the harness waits for this test,
+    // the device's threads sleep, and locks of theirs that were held would show as a hang, which is
+    // what is tested.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
-            // SAFETY: ends the child without the harness's own ends.
+            // SAFETY: takes no pointer and does not return; what it leaves undone, destructors and exit
+            // handlers, is the parent's.
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
         ForkResult::Parent { child } => end_of(child),
@@ -80,8 +86,8 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
 
     let used = child(|| bursts(&device, &mut port));
     let dropped = child(|| {
-        // SAFETY: the child drops its copies, as a program that forks and returns does; those of
-        // the parent are not moved.
+        // SAFETY: a child of fork has its own copy of the three, of which this is the only use there:
+        // it ends in `_exit`, which drops nothing. The parent's are in another process.
         let device = unsafe { std::ptr::read(&raw const device) };
         // SAFETY: as above.
         let port = unsafe { std::ptr::read(&raw const port) };
@@ -90,7 +96,7 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
         drops_everything(device, port, supervisor);
     });
     let closed = child(|| {
-        // SAFETY: as above.
+        // SAFETY: as above, of another child.
         let device = unsafe { std::ptr::read(&raw const device) };
         assert_eq!(device.close().left, []);
     });
