@@ -26,9 +26,11 @@ use crate::transport::{
     RegionIndex, ResetFailed, ResetMethod, Strength, Transport, Unmapped,
 };
 
+mod allocations;
 mod delegate;
 mod script;
 
+pub use allocations::{Allocated, Counting, allocated};
 pub use delegate::Delegate;
 pub use script::{Call, Happened, Hold, Reading, ResetScript};
 use script::{Events, Holds, POWER_CONTROL, capabilities};

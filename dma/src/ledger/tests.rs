@@ -1,9 +1,8 @@
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::sync::Arc;
 
 use failstop_pci::clock::{ManualClock, Ticks};
 use failstop_pci::id::{DeviceId, Generation};
+use failstop_pci::testing::{Counting, allocated};
 use failstop_pci::transport::Iova;
 
 use super::*;
@@ -43,35 +42,6 @@ fn c24_an_overlap_is_refused_with_the_name_of_what_is_there() {
     assert_eq!(accounts.totals().live_mappings, 3);
 }
 
-/// Counts what the thread that asks has allocated, in bytes, with what the C library's allocator
-/// adds to each piece.
-struct Counting;
-
-thread_local! {
-    static BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-fn count(layout: Layout, sign: isize) {
-    let bytes = (layout.size() + 8).next_multiple_of(16).max(32);
-    BYTES.with(|counted| counted.set(counted.get() + sign * bytes.cast_signed()));
-}
-
-// SAFETY: everything is passed on to the system's allocator as it is.
-#[expect(unsafe_code, reason = "an allocator that counts")]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout, 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(layout, -1);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -80,7 +50,7 @@ fn bytes_per_mapping(gap: u64) -> isize {
     const MAPPINGS: isize = 60_000;
     let memory = Arc::new(Memory::new(PAGE as usize).unwrap());
     let owner = owner(Generation::FIRST);
-    let before = BYTES.get();
+    let before = allocated().bytes;
     let ledger = Ledger::new(iovas(), Arc::new(ManualClock::default()));
     for _ in 0..MAPPINGS {
         let key = ledger.enter(&owner, &memory, 1).unwrap();
@@ -91,7 +61,7 @@ fn bytes_per_mapping(gap: u64) -> isize {
             iovas.give_back(hole, gap);
         }
     }
-    (BYTES.get() - before) / MAPPINGS
+    (allocated().bytes - before) / MAPPINGS
 }
 
 #[test]

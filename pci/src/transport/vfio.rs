@@ -31,6 +31,7 @@ use reset::Place;
 pub(crate) mod chain;
 mod error;
 pub(crate) mod function;
+mod gate;
 pub(crate) mod ioctl;
 pub(crate) mod reset;
 

@@ -17,6 +17,7 @@ use failstop::pci::config::{CommandRegister, ConfigSpace};
 use failstop::pci::id::Generation;
 use failstop::pci::transport::Transport;
 use failstop::pci::window::{StopBit, Window};
+use failstop_pci::testing::allocated;
 use libtest_mimic::Failed;
 
 use super::timed::Timed;
@@ -35,21 +36,16 @@ const HOLES: usize = 16;
 const MEMORY: f64 = 256.0;
 
 /// Maps and releases one page `pairs` times with each number of live mappings, in ascending order.
-/// `allocated` says how many bytes this process has allocated.
+/// What they take is measured in a program whose allocator is [`Counting`](failstop_pci::testing::Counting).
 ///
 /// # Errors
 ///
 /// When the device cannot be opened, or something is not mapped or released.
-pub fn run(
-    fixture: &Fixture,
-    mappings: &[usize],
-    pairs: usize,
-    allocated: fn() -> isize,
-) -> Result<Vec<Figure>, Failed> {
+pub fn run(fixture: &Fixture, mappings: &[usize], pairs: usize) -> Result<Vec<Figure>, Failed> {
     let bench = Bench::new(fixture.transport()?)?;
     let most = mappings.iter().copied().max().unwrap_or(0);
     let mut live = VecDeque::with_capacity(most + 1);
-    let before = allocated();
+    let before = allocated().bytes;
     let mut figures = Vec::new();
     let mut added = Vec::new();
     let figure = |what: String, pairs: &Pairs, limit| {
@@ -85,7 +81,7 @@ pub fn run(
         figures.push(Figure::ratio(name, "instructions", *last, *first, GROWTH));
     }
     if !live.is_empty() {
-        let bytes = (allocated() - before) as f64 / live.len() as f64;
+        let bytes = (allocated().bytes - before) as f64 / live.len() as f64;
         let name = format!("ledger: memory of a mapping ({most} mappings)");
         let figure = Figure::plain(name, "bytes", bytes);
         figures.push(Figure {

@@ -6,14 +6,13 @@
 //! failstop-bench data-path [TURNS]      for callgrind
 //! ```
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::env;
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicIsize, Ordering};
 
 use failstop::name::DeviceName;
 use failstop_emulator::{Emulator, Options};
+use failstop_pci::testing::Counting;
 use failstop_tests::bench::{Figure, data_path, ladder, ledger};
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::Failed;
@@ -26,36 +25,6 @@ const LADDER: &[usize] = &[1, 10_000];
 /// Live mappings of the ledger's. Linux lets a container have 65,535 (`dma_entry_limit`).
 const LEDGER: &[usize] = &[1, 1000, 60_000];
 
-/// Counts what is allocated, in bytes, with what the C library's allocator adds to each piece.
-struct Counting;
-
-static BYTES: AtomicIsize = AtomicIsize::new(0);
-
-fn allocated() -> isize {
-    BYTES.load(Ordering::Relaxed)
-}
-
-fn count(layout: Layout, sign: isize) {
-    let bytes = (layout.size() + 8).next_multiple_of(16).max(32);
-    BYTES.fetch_add(sign * bytes.cast_signed(), Ordering::Relaxed);
-}
-
-// SAFETY: everything is passed on to the system's allocator as it is.
-#[expect(unsafe_code, reason = "an allocator that counts")]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout, 1);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(layout, -1);
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
@@ -66,7 +35,7 @@ fn main() -> ExitCode {
         [EMULATE, ..] => return failstop_emulator::cli::main_with(env::args_os().skip(1)),
         ["ladder", rest @ ..] => on_ladder(rest),
         ["ledger", rest @ ..] => number(rest.first(), 400)
-            .and_then(|pairs| ledger::run(&Fixture::from_environment()?, LEDGER, pairs, allocated)),
+            .and_then(|pairs| ledger::run(&Fixture::from_environment()?, LEDGER, pairs)),
         ["data-path", rest @ ..] => {
             number(rest.first(), 1000).and_then(|turns| data_path::run(turns).map(|()| Vec::new()))
         }
