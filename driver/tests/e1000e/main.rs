@@ -76,6 +76,17 @@ fn revocation(device: &Device) -> RevocationReport {
     device.revocation().expect("no ladder ran")
 }
 
+/// The server's reset was proven, and nothing stays mapped.
+#[track_caller]
+fn assert_revoked_by_the_server(device: &Device) {
+    let expected = (
+        Some(ResetMethod::Server),
+        Ground::StoppedAndUnmapped,
+        Word::Revoked,
+    );
+    assert_eq!(grounds(&revocation(device)), expected);
+}
+
 /// The reset that was proven, if any, what the verdict rests on, and the verdict.
 fn grounds(report: &RevocationReport) -> (Option<ResetMethod>, Ground, Word) {
     (report.reset_method, report.ground, report.verdict)
@@ -208,14 +219,7 @@ fn requests_that_stay_pending_beside_another_queue_break_the_device() {
     model.keep_master_until_resets(1);
     parts.rq.destroy();
     assert!(matches!(device.broken(), Some(Cause::StopFailed { .. })));
-    assert_eq!(
-        grounds(&revocation(&device)),
-        (
-            Some(ResetMethod::Server),
-            Ground::StoppedAndUnmapped,
-            Word::Revoked
-        )
-    );
+    assert_revoked_by_the_server(&device);
     drop((
         parts.sq,
         parts.pool,
@@ -252,14 +256,7 @@ fn a_device_that_never_lets_go_of_the_bus_is_broken() {
         "{:?}",
         device.broken()
     );
-    assert_eq!(
-        grounds(&revocation(&device)),
-        (
-            Some(ResetMethod::Server),
-            Ground::StoppedAndUnmapped,
-            Word::Revoked
-        )
-    );
+    assert_revoked_by_the_server(&device);
 }
 
 #[test]
@@ -274,14 +271,7 @@ fn a_software_reset_that_resets_nothing_stops_nothing() {
         "{:?}",
         device.broken()
     );
-    assert_eq!(
-        grounds(&revocation(&device)),
-        (
-            Some(ResetMethod::Server),
-            Ground::StoppedAndUnmapped,
-            Word::Revoked
-        )
-    );
+    assert_revoked_by_the_server(&device);
 }
 
 #[test]
@@ -296,14 +286,7 @@ fn c32_a_status_of_zero_is_no_answer() {
         "{:?}",
         device.broken()
     );
-    assert_eq!(
-        grounds(&revocation(&device)),
-        (
-            Some(ResetMethod::Server),
-            Ground::StoppedAndUnmapped,
-            Word::Revoked
-        )
-    );
+    assert_revoked_by_the_server(&device);
 }
 
 #[test]
