@@ -82,9 +82,18 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
     let device = bench.open();
     let supervisor = Supervisor::new(&device, Policy::default()).unwrap();
     let mut port = Port::open(&device, &small()).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let region = pd.register(2, 2048).unwrap();
     let (log, registers) = (bench.function.log(), bench.registers());
 
     let used = child(|| bursts(&device, &mut port));
+    let unregistered = child(|| {
+        // SAFETY: the child drops its copies, as a program that forks and returns does; those of
+        // the parent are not moved.
+        drop(unsafe { std::ptr::read(&raw const region) });
+        // The child's copy of the function heard nothing: what a real one hears is the parent's.
+        assert_eq!(bench.function.log(), log);
+    });
     let dropped = child(|| {
         // SAFETY: a child of fork has its own copy of the three, of which this is the only use there:
         // it ends in `_exit`, which drops nothing. The parent's are in another process.
@@ -94,13 +103,15 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
         // SAFETY: as above.
         let supervisor = unsafe { std::ptr::read(&raw const supervisor) };
         drops_everything(device, port, supervisor);
+        assert_eq!(bench.function.log(), log);
     });
     let closed = child(|| {
         // SAFETY: as above, of another child.
         let device = unsafe { std::ptr::read(&raw const device) };
         assert_eq!(device.close().left, []);
+        assert_eq!(bench.function.log(), log);
     });
-    for ended in [used, dropped, closed] {
+    for ended in [used, unregistered, dropped, closed] {
         assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
     }
 

@@ -45,7 +45,11 @@ pub fn run(
     let mut figures = Vec::new();
     for &mappings in mappings {
         // Mapping thousands of files takes seconds under an emulator of instructions, a round without them none.
-        let rounds = if mappings <= PORT { 16 * rounds } else { rounds };
+        let rounds = if mappings <= PORT {
+            16 * rounds
+        } else {
+            rounds
+        };
         figures.extend(with(fixture, on, mappings.max(PORT), rounds)?);
     }
     Ok(figures)
