@@ -14,7 +14,7 @@ use failstop_pci::fork::Process;
 use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::interrupts::Interrupts;
 use failstop_pci::reset::Pending;
-use failstop_pci::transport::{AccessError, IrqError, ResetFailed, Transport};
+use failstop_pci::transport::{AccessError, IrqError, Kind, ResetFailed, Transport};
 use failstop_pci::window::{NoAnswer, Window, WindowError};
 use failstop_queues::completions::Completions;
 use failstop_queues::gate::Gate;
@@ -34,7 +34,7 @@ mod recovered;
 mod recovery;
 
 pub use closing::CloseReport;
-pub(crate) use closing::end_life;
+pub(crate) use closing::{end_life, out_of_reach};
 use opening::{Bound, Reset};
 pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
 pub use recovery::RecoverError;
@@ -459,9 +459,18 @@ impl Device {
     ///
     /// Objects that are still held become shells: their memory leaves the device's reach, their
     /// pages stay until they are dropped and count as held.
+    ///
+    /// Where the kernel's VFIO drives it and memory is left in quarantine, its descriptors are closed
+    /// as by [`give_back`](Self::give_back): what is still mapped goes with the domain (R3).
     #[must_use = "it says what stayed behind"]
     pub fn close(self) -> CloseReport {
-        self.inner.close(Cause::Closed)
+        let report = self.inner.close(Cause::Closed);
+        let kernel = self.inner.function().transport.kind() != Kind::VfioUser;
+        if report.totals.quarantined_bytes == 0 || !kernel {
+            return report;
+        }
+        watch::end_domain(&self.inner);
+        self.inner.close_report()
     }
 
     /// As [`Device::close`], for a function that is asked back: closes every descriptor of it, too,

@@ -23,7 +23,7 @@ use failstop_pci::fork::Process;
 use failstop_pci::interrupts::{Event, Woken as WaitEnd, wait_any};
 use failstop_queues::lifecycle::Cause;
 
-use crate::device::{Inner, end_life};
+use crate::device::{Inner, end_life, out_of_reach};
 use crate::events::{DeviceEvent, Events};
 use crate::ladder::{Function, Hand};
 use crate::life::Life;
@@ -310,27 +310,52 @@ pub(crate) fn give_back(inner: Option<Arc<Inner>>, life: &Arc<Life>) {
         life.break_device(Cause::Removal);
         let _ = life.verdict();
     }
-    let end = {
-        let (function, life) = (function.clone(), present());
-        move || let_go(&function, &life)
-    };
-    let wait = deadlines.detach.saturating_add(deadlines.reset);
-    if hand.call(&*function.clock, wait, end).is_err() {
+    let_go_in_time(&mut hand, function, present());
+}
+
+/// Lets go of the function of a device that was closed and has memory in quarantine: once the kernel
+/// says that it left its address space, nothing there is within its reach (R3, the end of the
+/// domain).
+pub(crate) fn end_domain(inner: &Inner) {
+    let (function, life) = (inner.function().clone(), inner.life());
+    match Hand::new("domain") {
+        Ok(mut hand) => let_go_in_time(&mut hand, function, life),
+        Err(error) => log::warn!(
+            "{}: no thread to let go of it with: {error}; its memory is kept",
+            life.name()
+        ),
+    }
+}
+
+fn let_go_in_time(hand: &mut Hand, function: Arc<Function>, life: Arc<Life>) {
+    let wait = function
+        .deadlines
+        .detach
+        .saturating_add(function.deadlines.reset);
+    let clock = function.clock.clone();
+    let name = function.transport.name().to_owned();
+    if hand
+        .call(&*clock, wait, move || let_go(&function, &life))
+        .is_err()
+    {
         log::warn!(
-            "{}: the kernel has not let go of it after {wait:?}; an unbind waits until it does",
-            function.transport.name()
+            "{name}: the kernel has not let go of it after {wait:?}; an unbind waits until it does"
         );
     }
 }
 
 /// Closes what refers to the function: mapped registers, then descriptors. May block in the kernel
-/// for as long as a reset takes.
+/// for as long as a reset takes. What is in quarantine goes, where the kernel says that this took the
+/// function out of its address space.
 fn let_go(function: &Function, life: &Life) {
     for window in [life.window(), &function.window] {
         if let Err(error) = window.detach() {
             log::error!("a window could not be detached, and keeps the function: {error}");
         }
     }
-    function.transport.hang_up();
+    let left = function.transport.hang_up();
+    if let Some(settled) = left.and_then(|left| function.space.settle_left(&left)) {
+        out_of_reach(life, settled, "the kernel took it out of its address space");
+    }
     function.events.push(DeviceEvent::Removed);
 }

@@ -14,6 +14,7 @@ use failstop::queues::lifecycle::Cause;
 use failstop_dma::ledger::State;
 use failstop_pci::peer::Peer;
 use failstop_pci::testing::Happened;
+use failstop_pci::transport::Kind;
 use scripted::{Bench, FRAME, FRAMES, Objects, RX, Stop, TX, Way, small};
 
 fn stays_well(device: &Device) {
@@ -565,4 +566,36 @@ fn r3_quarantine_is_released_when_the_server_that_we_started_has_ended() {
     assert_eq!(device.reclaim(), kept);
     assert_eq!(device.reclaim(), 0);
     assert_eq!(device.close().left, []);
+}
+
+/// What nobody answered for goes with the domain, once the kernel says that the function left it (R3).
+#[test]
+fn r3_quarantine_is_released_when_the_closed_function_has_left_its_address_space() {
+    for leaves in [true, false] {
+        let bench = Bench::of(|function| function.with_kind(Kind::Container));
+        bench.function.set_leaves_space(leaves);
+        let device = bench.open();
+        let port = Port::open(&device, &small()).unwrap();
+        bench.never_revoked();
+        assert!(device.break_now(Cause::User));
+        drop(port);
+        let kept = device.ledger().totals().quarantined_bytes;
+        assert_ne!(kept, 0);
+        assert!(!bench.function.is_hung_up());
+
+        let report = device.close();
+        assert!(bench.function.is_hung_up());
+        let still = if leaves { 0 } else { kept };
+        assert_eq!(report.totals.quarantined_bytes, still);
+        assert_eq!(report.left.is_empty(), leaves);
+    }
+}
+
+/// Who closes a device with nothing in quarantine may open its function again: it is not hung up.
+#[test]
+fn a_close_that_leaves_nothing_keeps_the_functions_descriptors() {
+    let bench = Bench::of(|function| function.with_kind(Kind::Container));
+    let device = bench.open();
+    assert_eq!(device.close().left, []);
+    assert!(!bench.function.is_hung_up());
 }

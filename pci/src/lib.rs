@@ -10,6 +10,7 @@ mod descriptor;
 pub mod fork;
 pub mod id;
 pub mod interrupts;
+pub mod left;
 mod mapped;
 pub mod memlock;
 pub mod peer;

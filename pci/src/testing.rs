@@ -20,6 +20,7 @@ use nix::sys::uio::{pread, pwrite};
 
 use crate::config::{Command, STANDARD_SIZE, offset};
 use crate::id::{DeviceId, Generation};
+use crate::left::SpaceLeft;
 use crate::peer::{Peer, PeerEnded};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
@@ -63,6 +64,7 @@ struct State {
     events: Events,
     strength: Strength,
     shares_space: bool,
+    leaves_space: bool,
     detached: bool,
     hung_up: bool,
     reset_outstanding: bool,
@@ -107,6 +109,7 @@ impl FakeFunction {
             events: Events::default(),
             strength: Strength::ServerWord,
             shares_space: false,
+            leaves_space: false,
             detached: false,
             hung_up: false,
             reset_outstanding: false,
@@ -785,14 +788,21 @@ impl Transport for FakeFunction {
         Ok(())
     }
 
-    fn hang_up(&self) {
+    fn hang_up(&self) -> Option<SpaceLeft> {
         let mut state = self.state_for(Call::HangUp);
         state.log.push(Happened::HangUp);
         state.hung_up = true;
-        // As the kernel does with the last reference. What a server does then is not known.
-        if self.kind != Kind::VfioUser {
-            state.set_command(Command::empty());
+        // What a server does then is not known.
+        if self.kind == Kind::VfioUser {
+            return None;
         }
+        // As the kernel does with the last reference.
+        state.set_command(Command::empty());
+        let left = state.leaves_space && !state.shares_space;
+        left.then(|| {
+            state.detached = true;
+            SpaceLeft::of(self.id)
+        })
     }
 
     fn is_reset_outstanding(&self) -> bool {

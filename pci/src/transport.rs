@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 use crate::id::{DeviceId, Generation};
+use crate::left::SpaceLeft;
 use crate::peer::PeerEnded;
 
 pub mod container;
@@ -504,7 +505,9 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// The last reference makes the kernel turn bus mastering off and reset the function, and may
     /// block for as long as that takes. A call that another thread is inside of keeps its reference
     /// until it returns.
-    fn hang_up(&self);
+    ///
+    /// Returns the proof that the function has left its address space, where the kernel said so.
+    fn hang_up(&self) -> Option<SpaceLeft>;
 
     /// Whether the other end is known to be gone for good: a vfio-user connection that ended.
     fn is_lost(&self) -> bool {

@@ -268,6 +268,7 @@ pub const CASES: &[KernelCase] = cases! {
         c23_the_sibling_and_its_driver_are_named,
         c37_a_foreign_bus_master_is_refused_by_name,
         functions_of_one_group_share_an_address_space,
+        r3_a_function_that_is_hung_up_has_left_its_address_space,
     }
     TwoIgb Each: resets {
         a_function_level_reset_is_proven,

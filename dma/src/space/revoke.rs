@@ -5,6 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use failstop_pci::id::DeviceId;
+use failstop_pci::left::SpaceLeft;
 use failstop_pci::peer::PeerEnded;
 use failstop_pci::reset::FunctionStopped;
 use failstop_pci::transport::{Iova, Strength, Unmapped};
@@ -179,7 +181,17 @@ impl AddressSpace {
     /// as if it had been [detached](Self::detach), and everything that no call is under way for is
     /// released. None when it served another function, and while the space is open.
     pub fn settle_ended(&self, ended: &PeerEnded) -> Option<Settled> {
-        let ours = ended.device() == self.transport.id();
+        self.settle_out_of_reach(ended.device())
+    }
+
+    /// The function has left its address space, in which it was alone: as
+    /// [`settle_ended`](Self::settle_ended), on the kernel's word.
+    pub fn settle_left(&self, left: &SpaceLeft) -> Option<Settled> {
+        self.settle_out_of_reach(left.device())
+    }
+
+    fn settle_out_of_reach(&self, device: DeviceId) -> Option<Settled> {
+        let ours = device == self.transport.id();
         (ours && self.ledger.detached()).then(|| self.settle(None))
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use failstop_dma::ledger::{Line, Totals};
+use failstop_dma::space::Settled;
 use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Verdict};
 
@@ -65,26 +66,14 @@ impl Inner {
             return 0;
         }
         // The ladder settles what it finds by itself.
-        let Some(verdict) = life.lifecycle().verdict() else {
+        if life.lifecycle().verdict().is_none() {
             return 0;
-        };
-        let ended = function.transport.peer_ended();
-        let Some(settled) = ended.and_then(|ended| function.space.settle_ended(&ended)) else {
-            return 0;
-        };
-        if settled.released_bytes > 0 {
-            log::warn!(
-                "{}: its server has ended: {} bytes that were kept are released",
-                life.name(),
-                settled.released_bytes
-            );
         }
-        life.lifecycle().improve(Verdict {
-            proof: settled.proof,
-            revoked: settled.quarantined.is_empty(),
-            restartable: verdict.restartable,
-        });
-        settled.released_bytes
+        let ended = function.transport.peer_ended();
+        let settled = ended.and_then(|ended| function.space.settle_ended(&ended));
+        settled.map_or(0, |settled| {
+            out_of_reach(&life, settled, "its server has ended")
+        })
     }
 
     /// What is left of a device whose life ended.
@@ -104,6 +93,26 @@ impl Inner {
             revocation: revocation.map(|report| (*report).clone()),
         }
     }
+}
+
+/// What was kept is released, since the device is out of reach of it, for that reason; how many bytes
+/// that were. A verdict that said otherwise is improved.
+pub(crate) fn out_of_reach(life: &Life, settled: Settled, why: &str) -> u64 {
+    if settled.released_bytes > 0 {
+        log::warn!(
+            "{}: {why}: {} bytes that were kept are released",
+            life.name(),
+            settled.released_bytes
+        );
+    }
+    if let Some(verdict) = life.lifecycle().verdict() {
+        life.lifecycle().improve(Verdict {
+            proof: settled.proof,
+            revoked: settled.quarantined.is_empty(),
+            restartable: verdict.restartable,
+        });
+    }
+    settled.released_bytes
 }
 
 /// Ends a life, whoever holds objects of it; what they are told is `cause`.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{DeviceId, Generation};
+use crate::left::SpaceLeft;
 use crate::peer::PeerEnded;
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
@@ -144,8 +145,8 @@ impl<D: Delegate> Transport for D {
         self.around(|inner| inner.detach_space())
     }
 
-    fn hang_up(&self) {
-        self.inner().hang_up();
+    fn hang_up(&self) -> Option<SpaceLeft> {
+        self.inner().hang_up()
     }
 
     fn is_lost(&self) -> bool {
@@ -234,7 +235,7 @@ mod tests {
         iommufd.detach_space().unwrap();
         let server = Noting::new(Kind::VfioUser);
         assert!(!server.is_lost());
-        server.hang_up();
+        assert!(server.hang_up().is_none());
         assert!(server.is_lost());
     }
 

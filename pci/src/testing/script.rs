@@ -400,6 +400,12 @@ impl FakeFunction {
         change(&mut state.config[at]);
     }
 
+    /// Whether the kernel says that the function left its address space when it is hung up on. It
+    /// does not, by default, as where another process or a call still holds the function.
+    pub fn set_leaves_space(&self, leaves: bool) {
+        self.state().leaves_space = leaves;
+    }
+
     /// Makes the next [`Transport::detach_space`](crate::transport::Transport::detach_space) fail.
     pub fn fail_next_detach(&self, errno: Errno) {
         self.state().detach_errors.push_back(errno);
@@ -612,10 +618,28 @@ mod tests {
             let config = ConfigSpace::new(&function);
             let command = CommandRegister::open(&config).unwrap();
             command.bus_master_on(&config).unwrap();
-            function.hang_up();
+            assert!(function.hang_up().is_none());
             assert_eq!(function.is_master(), !stopped, "{kind}");
             assert!(function.dma_limits().is_err());
             assert!(function.region_file(RegionIndex::Bar(0), 0).is_err());
+        }
+    }
+
+    #[test]
+    fn a_function_leaves_its_space_when_the_kernel_says_so_and_it_was_alone_there() {
+        for (kind, leaves, shares, left) in [
+            (Kind::Container, true, false, true),
+            (Kind::Iommufd, true, false, true),
+            (Kind::Container, false, false, false),
+            (Kind::Container, true, true, false),
+            (Kind::VfioUser, true, false, false),
+        ] {
+            let function = fake().with_kind(kind);
+            function.set_leaves_space(leaves);
+            function.set_shares_space(shares);
+            let proof = function.hang_up();
+            assert_eq!(proof.is_some(), left, "{kind} {leaves} {shares}");
+            assert!(proof.is_none_or(|proof| proof.device() == function.id()));
         }
     }
 
@@ -655,7 +679,7 @@ mod tests {
     #[test]
     fn nothing_works_after_hanging_up() {
         let function = fake();
-        function.hang_up();
+        assert!(function.hang_up().is_none());
         let config = ConfigSpace::new(&function);
         assert!(config.command().is_err());
         assert!(function.reset().is_err());

@@ -292,15 +292,18 @@ impl AddressSpace for Membership {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    fn hang_up(&self) {
+    fn hang_up(&self) -> bool {
         let Some((in_group, in_container)) = self.leave() else {
-            return;
+            return false;
         };
+        // EBUSY where something still holds the function: another process, or a call inside the kernel.
+        let unset = in_group == 0 && ioctl::group_unset_container(self.group.file.as_fd()).is_ok();
         if in_group == 0 {
             self.group.file.hang_up();
         }
         if in_container == 0 {
             self.container.file.hang_up();
         }
+        unset && in_container == 0
     }
 }

@@ -201,9 +201,11 @@ impl AddressSpace for Attachment {
         Ok(ioctl::detach_iommufd(device)?)
     }
 
-    fn hang_up(&self) {
+    // What counts is that it was detached before: closing says nothing.
+    fn hang_up(&self) -> bool {
         if self.leave() == Some(0) {
             self.iommufd.file.hang_up();
         }
+        false
     }
 }

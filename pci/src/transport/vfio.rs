@@ -24,6 +24,7 @@ use super::{
 use crate::address::Address;
 use crate::descriptor::Descriptor;
 use crate::id::{DeviceId, Generation};
+use crate::left::SpaceLeft;
 use crate::sysfs::Sysfs;
 use function::Function;
 use reset::Place;
@@ -138,8 +139,9 @@ pub(crate) trait AddressSpace: Send + Sync + fmt::Debug {
     /// As [`Transport::detach_space`].
     fn detach(&self, device: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Closes what no other function uses.
-    fn hang_up(&self);
+    /// Closes what no other function uses, after the function's own descriptor was closed. Returns
+    /// whether that took the function out of the address space, where it was alone.
+    fn hang_up(&self) -> bool;
 }
 
 /// How many functions use something that they share.
@@ -298,9 +300,13 @@ impl<S: AddressSpace> Transport for Opened<S> {
     }
 
     /// The device first, as when it is dropped (C7).
-    fn hang_up(&self) {
+    fn hang_up(&self) -> Option<SpaceLeft> {
+        // Both while they can be answered; only a cdev can detach.
+        let alone = !self.space.is_shared() && self.strength() == Strength::Enforcing;
+        let detached = self.detach_space().is_ok();
         self.function.hang_up();
-        self.space.hang_up();
+        let left = self.space.hang_up() || detached;
+        (alone && left).then(|| SpaceLeft::of(self.id()))
     }
 }
 

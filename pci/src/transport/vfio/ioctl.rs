@@ -37,6 +37,7 @@ mod raw {
         vfio_group_status
     );
     ioctl_readwrite_bad!(group_set_container, request_code_none!(TYPE, 104), i32);
+    ioctl_none_bad!(group_unset_container, request_code_none!(TYPE, 105));
     ioctl_readwrite_bad!(
         group_get_device_fd,
         request_code_none!(TYPE, 106),
@@ -138,6 +139,12 @@ pub(crate) fn group_set_container(group: BorrowedFd<'_>, container: BorrowedFd<'
     let mut container = container.as_raw_fd();
     // SAFETY: the argument is a whole, exclusively borrowed integer.
     unsafe { raw::group_set_container(group.as_raw_fd(), &raw mut container) }.map(drop)
+}
+
+/// `VFIO_GROUP_UNSET_CONTAINER`: EBUSY while a device of the group is open, in any process.
+pub(crate) fn group_unset_container(group: BorrowedFd<'_>) -> Result<()> {
+    // SAFETY: there is no argument.
+    unsafe { raw::group_unset_container(group.as_raw_fd()) }.map(drop)
 }
 
 /// `VFIO_GROUP_GET_DEVICE_FD`, close-on-exec.

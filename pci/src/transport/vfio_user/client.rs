@@ -23,6 +23,7 @@ use super::wire::{
     self, Command, DEFAULT_MAX_DATA, DmaFlags, DmaMap, DmaUnmap, IrqSet, IrqSetFlags,
 };
 use crate::id::{DeviceId, Generation};
+use crate::left::SpaceLeft;
 use crate::peer::{Peer, PeerEnded};
 use crate::transport::{
     AccessError, DmaLimits, DmaMemory, Iova, IrqError, IrqIndex, Kind, MapError, Region,
@@ -599,8 +600,9 @@ impl Transport for Client {
     }
 
     /// Ends the connection, upon which a server must unmap everything; that it did is not known.
-    fn hang_up(&self) {
+    fn hang_up(&self) -> Option<SpaceLeft> {
         self.connection.hang_up();
+        None
     }
 
     fn peer_ended(&self) -> Option<PeerEnded> {

@@ -8,7 +8,7 @@ use crate::address::Address;
 use crate::config::{CommandError, CommandRegister, ConfigSpace};
 use crate::sysfs::Sysfs;
 use crate::testing::{Counting, allocated};
-use crate::transport::{DmaLimits, DmaMemory, Iova, Kind};
+use crate::transport::{DmaLimits, DmaMemory, Iova, Kind, Transport};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -173,9 +173,13 @@ fn function_without_reset_says_so() {
     assert_eq!(source.raw_os_error(), Some(Errno::EINVAL as i32));
 }
 
-/// An address space that nothing is asked of.
-#[derive(Debug)]
-struct Unasked;
+/// An address space in which nothing is mapped, and what it says of its end.
+#[derive(Debug, Default)]
+struct Unasked {
+    shared: bool,
+    detaches: bool,
+    left: bool,
+}
 
 impl AddressSpace for Unasked {
     const KIND: Kind = Kind::Container;
@@ -193,7 +197,7 @@ impl AddressSpace for Unasked {
     }
 
     fn is_shared(&self) -> bool {
-        false
+        self.shared
     }
 
     fn group(&self) -> Option<BorrowedFd<'_>> {
@@ -201,20 +205,54 @@ impl AddressSpace for Unasked {
     }
 
     fn detach(&self, _: BorrowedFd<'_>) -> io::Result<()> {
-        unimplemented!()
+        match self.detaches {
+            true => Ok(()),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        }
     }
 
-    fn hang_up(&self) {}
+    fn hang_up(&self) -> bool {
+        self.left
+    }
 }
 
 /// The transport that the ladder has of a function opened through the kernel.
 fn opened() -> Opened<Unasked> {
-    let function = with_ats(0);
+    within(Unasked::default(), 0)
+}
+
+fn within(space: Unasked, ats_control: u16) -> Opened<Unasked> {
+    let function = with_ats(ats_control);
     let address: Address = function.name().parse().unwrap();
     Opened {
         function,
-        space: Unasked,
+        space,
         place: Place::new(&Sysfs::under("/nowhere".as_ref()), address),
+    }
+}
+
+/// A function has left its space, as a ground for release (R3), when the kernel says so by either
+/// call, and an IOMMU enforced the space (R1), in which it was alone.
+#[test]
+fn r3_a_function_has_left_its_space_on_the_kernels_word_and_alone_only() {
+    let (alone, ats) = (false, 0x8000);
+    for (shared, detaches, left, control, ground) in [
+        (alone, false, true, 0, true),
+        (alone, true, false, 0, true),
+        (alone, false, false, 0, false),
+        (!alone, true, true, 0, false),
+        (alone, true, true, ats, false),
+    ] {
+        let space = Unasked {
+            shared,
+            detaches,
+            left,
+        };
+        let opened = within(space, control);
+        let proof = opened.hang_up();
+        let case = (shared, detaches, left, control);
+        assert_eq!(proof.is_some(), ground, "{case:?}");
+        assert!(proof.is_none_or(|proof| proof.device() == opened.id()));
     }
 }
 
