@@ -507,7 +507,7 @@ impl<'a> Climb<'a> {
                     error,
                     CommandError::NoAnswer { .. } | CommandError::Access(_)
                 );
-                let why = error.to_string();
+                let why = in_full(&error);
                 self.gone = gone.then(|| why.clone());
                 (Outcome::Failed, Some(why))
             }
@@ -584,7 +584,7 @@ impl<'a> Climb<'a> {
         match self.call(config, Function::master_off_for_good) {
             Ok(Ok(_off)) => {}
             Ok(Err(error)) => {
-                let why = error.to_string();
+                let why = in_full(&error);
                 let (CommandError::NoAnswer { .. } | CommandError::Access(_)) = error else {
                     return self.reset_unproven(why);
                 };
@@ -834,6 +834,17 @@ fn no_result(why: NoResult) -> Ended {
             Some("no thread could make the call".into()),
         ),
     }
+}
+
+/// An error with what it comes from: who did not answer is known at the bottom only (R13).
+fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
 }
 
 fn join(notes: Vec<String>) -> Option<String> {

@@ -11,5 +11,10 @@
 //!                      └────> demand: the rules of the contract ───┘
 //! ```
 
+pub mod cell;
 pub mod demand;
+pub mod host;
+pub mod print;
+pub mod run;
 pub mod table;
+pub mod traffic;

@@ -32,6 +32,18 @@ pub trait Delegate: Send + Sync + fmt::Debug {
     /// `data` was written to a region at `offset`, in bytes from its start: posted or not.
     #[inline]
     fn after_write(&self, _index: RegionIndex, _offset: u64, _data: &[u8]) {}
+
+    /// Memory is to be mapped.
+    #[inline]
+    fn map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
+        self.around(|inner| inner.dma_map(iova, memory))
+    }
+
+    /// A range, `len` bytes from `iova` on, is to be unmapped.
+    #[inline]
+    fn unmap(&self, iova: Iova, len: u64) -> Unmapped {
+        self.around(|inner| inner.dma_unmap(iova, len))
+    }
 }
 
 // A method that the trait provides must be passed on, too.
@@ -105,11 +117,11 @@ impl<D: Delegate> Transport for D {
     }
 
     fn dma_map(&self, iova: Iova, memory: DmaMemory<'_>) -> Result<(), MapError> {
-        self.around(|inner| inner.dma_map(iova, memory))
+        self.map(iova, memory)
     }
 
     fn dma_unmap(&self, iova: Iova, len: u64) -> Unmapped {
-        self.around(|inner| inner.dma_unmap(iova, len))
+        self.unmap(iova, len)
     }
 
     fn irq_count(&self, index: IrqIndex) -> u32 {

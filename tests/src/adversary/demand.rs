@@ -145,6 +145,8 @@ words! {
         Nothing = "nothing",
         /// The bus's or the device's error event.
         Error = "error",
+        /// The same, in every life.
+        Errors = "errors",
         /// Somebody wants the function back.
         Request = "request",
         /// Frames are counted, or work is outstanding, and nothing moves.
@@ -165,6 +167,8 @@ words! {
         Silent = "silent",
         /// One that refuses, answers late, or does what it should not, each message being answered.
         Answers = "answers",
+        /// One that answers, and hampers who brings a device up: that may come through, or fail.
+        Hampers = "hampers",
     }
 }
 
@@ -282,7 +286,8 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
     }
     if tier == Tier::T3 {
         match (truth.by, truth.server) {
-            (By::Process, _) | (_, Server::Dies | Server::Silent | Server::Answers) => {
+            (By::Process, _)
+            | (_, Server::Dies | Server::Silent | Server::Answers | Server::Hampers) => {
                 return Some(Na::QemuWaits);
             }
             (By::Host, _) => return Some(Na::OnT2),
@@ -354,8 +359,12 @@ fn asked(of: MessageType) -> &'static [Phase] {
         MessageType::Read => &[
             Init, Idle, Traffic, DestroyRq, DestroySq, DestroyMr, Ladder, Recovery, Close, Run,
         ],
-        // An idle close writes registers and the command word.
-        MessageType::Write | MessageType::Config => &[
+        // An idle close writes registers. A doorbell that is not taken is silence (R11).
+        MessageType::Write => &[
+            Init, Idle, DestroyRq, DestroySq, DestroyMr, Ladder, Recovery, Close, Run,
+        ],
+        // An idle close writes the command word.
+        MessageType::Config => &[
             Init, Idle, DestroyRq, DestroySq, DestroyMr, Ladder, Recovery, Close, Run,
         ],
         // An idle close resets; recovery rests on what the ladder has proven.
@@ -367,12 +376,22 @@ fn asked(of: MessageType) -> &'static [Phase] {
 
 /// How a device may end in a phase; more than one word only where the truth is at an edge.
 fn ends(truth: &Truth, phase: Phase) -> BTreeSet<Word> {
-    if phase == Phase::Init {
-        return BTreeSet::from([opened(truth)]);
+    // So often in so much time it is recovered, then not any more (R10); it may have been taken back
+    // before.
+    if truth.evidence == Evidence::Errors && phase != Phase::Close {
+        return BTreeSet::from([Word::RevokedRecovered, Word::RevokedFenced]);
     }
     if truth.evidence == Evidence::Request {
         // Revoked, unmapped and closed, whatever is held (C15).
         return BTreeSet::from([Word::RevokedClosed]);
+    }
+    let hampers = truth.server == Server::Hampers;
+    if phase == Phase::Init {
+        let may_fail = hampers.then_some(Word::Refused);
+        return may_fail.into_iter().chain([opened(truth)]).collect();
+    }
+    if hampers && matches!(phase, Phase::Ladder | Phase::Recovery) {
+        return BTreeSet::from([Word::RevokedRecovered, Word::RevokedFenced]);
     }
     let silent = truth.server == Server::Silent || truth.server == Server::Dies;
     if silent {
@@ -422,7 +441,10 @@ fn broken(truth: &Truth, phase: Phase) -> Broken {
     // An idle close, which ends each of these phases, does not believe a command word that does not
     // read back (R4.2).
     let stays_master = truth.bus_master == BusMaster::ReadsSet && (destroy || phase == Phase::Idle);
-    let reports = matches!(truth.evidence, Evidence::Error | Evidence::Reset);
+    let reports = matches!(
+        truth.evidence,
+        Evidence::Error | Evidence::Errors | Evidence::Reset
+    );
     let hangs = truth.evidence == Evidence::Stall && phase == Phase::Traffic;
     let impossible = truth.completions == Completions::Impossible && phase == Phase::Traffic;
     let unmaps = truth.unmap != Unmap::Exact && destroy;
@@ -495,6 +517,11 @@ fn unanswered(truth: &Truth, phase: Phase) -> Word {
         // word of an idle close.
         Phase::DestroyMr => unmaps,
         Phase::DestroyRq | Phase::DestroySq => !only(MessageType::Config),
+        // A server is believed for what it answers (R1): the unmaps, whatever else it kept to itself.
+        Phase::Ladder => unmaps,
+        Phase::Close if only(MessageType::SetIrqs) => return Word::RevokedClosed,
+        // Queues are stopped by registers first, and one that was not read is not stopped.
+        Phase::Close => !only(MessageType::Config),
         // Everything was released; a map that is not answered may be there.
         Phase::Recovery => only(MessageType::Map),
         _ => true,
@@ -525,6 +552,11 @@ fn run(truth: &Truth) -> BTreeSet<Word> {
         })
         .map(|part| ends(truth, part))
         .collect();
+    // Doorbells that are not taken may be seen to hang before any write is waited for: then the ladder
+    // runs over a connection that still answers its unmaps.
+    if truth.silent.0 == [MessageType::Write] {
+        return BTreeSet::from([Word::RevokedFenced, Word::QuarantinedFenced]);
+    }
     // What is certain in one part is not undone by another.
     let least = parts
         .iter()

@@ -243,7 +243,7 @@ pub struct Row {
     pub cells: BTreeMap<String, Cell>,
     /// Why there is nothing of it on T3. What is not said otherwise is the same there.
     pub t3: Option<Cell>,
-    /// Words that the report of a break, or a refusal, has to have (R13).
+    /// Words that the report of a break, or a refusal, has to have (R13); one of each, where `|` is.
     #[serde(default)]
     pub message: Vec<String>,
     /// Phases in which the translation must have blocked something.

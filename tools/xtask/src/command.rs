@@ -46,6 +46,12 @@ enum Cli {
         #[arg(long)]
         record: bool,
     },
+    /// Plays every fault in every phase of a device's life on T1, and prints a table of what came of it.
+    Matrix {
+        /// Renews tests/adversary/MATRIX.md from verdicts.toml first.
+        #[arg(long)]
+        write: bool,
+    },
     /// Measures what failstop costs, beside what it is held against, and prints a table. Fails when a limit is passed.
     Bench {
         /// Only these parts.
@@ -136,6 +142,7 @@ pub fn main() -> ExitCode {
         Cli::Hil => tiers::hardware_in_the_loop(),
         Cli::Rules { all } => rules::main(all),
         Cli::Mutate { only, list, record } => mutate::main(&only, list, record),
+        Cli::Matrix { write } => tiers::matrix(write),
         Cli::Bench { only, asm } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {

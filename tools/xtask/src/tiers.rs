@@ -17,7 +17,7 @@ use crate::{bench, mutate, rules};
 /// The package whose test targets are the tiers above T0.
 pub(crate) const SUITE: &str = "failstop-tests";
 /// The test targets of [`SUITE`] that are tiers of their own; all others belong to T0.
-pub(crate) const TIERS: &[&str] = &["t1", "t2", "t3"];
+pub(crate) const TIERS: &[&str] = &["t1", "adversary", "t2", "t3"];
 /// A second architecture whose barriers differ; the code must at least compile for it.
 const OTHER_ARCHITECTURE: &str = "aarch64-unknown-linux-gnu";
 
@@ -132,7 +132,8 @@ pub fn test(full: bool) -> Result<ExitCode> {
         timed(Tier::new("T0"), |tier| t0(tier, &others))?,
     ];
     tiers.push(timed(Tier::new("T1"), |tier| {
-        suite_tests(tier, "t1", &suite, full, strict)
+        suite_tests(tier, "t1", &suite, full, strict)?;
+        suite_tests(tier, "adversary", &suite, full, strict)
     })?);
     tiers.push(timed(Tier::new("T2"), |tier| {
         if let Err(error) = Setup::ensure() {
@@ -315,6 +316,31 @@ fn t0(tier: &mut Tier, others: &[String]) -> Result<()> {
     tier.tests("unit tests", pretty(tests))?;
     let documentation = cargo(&["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]);
     tier.tests("documentation tests", pretty(documentation))
+}
+
+/// Plays every cell of the matrix of faults on T1, and prints where the tables are. With `write` the
+/// page of what is demanded is renewed first.
+///
+/// # Errors
+///
+/// When cargo cannot be run.
+pub fn matrix(write: bool) -> Result<ExitCode> {
+    let tier = timed(Tier::new("matrix"), |tier| {
+        if write {
+            let mut page = cargo(&[
+                "test",
+                "--package",
+                SUITE,
+                "--lib",
+                "the_page_is_the_tables",
+            ]);
+            page.env("FAILSTOP_WRITE", "1");
+            tier.some_tests("MATRIX.md", pretty(page))?;
+        }
+        tier.some_tests("matrix", suite_command("adversary", true))
+    })?;
+    eprintln!("the tables are target/adversary/matrix-t1.md and matrix-t1.json");
+    Ok(summary(&[tier]))
 }
 
 fn suite_command(target: &str, full: bool) -> Command {

@@ -1,0 +1,101 @@
+//! A whole `failstop run` under a fault, as a person starts it: the process lives, and exits with
+//! the demanded code.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::cell::NotSeen;
+use super::table::{Cell, Phase, Row, Tier, faults};
+use crate::fixture::{Outcome, ensure, ensure_eq};
+use crate::report::Report;
+use crate::tool;
+
+/// Frames after which the fault begins.
+const FRAMES: u32 = 300;
+/// How long a run may take, attempts at a recovery and the ladder's deadlines included: by the
+/// defaults of [`Deadlines`](failstop::ladder::Deadlines) about 50 s for a ladder, four times.
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// Runs the tool under a row's faults, and says in words how it ended.
+///
+/// # Errors
+///
+/// [`NotSeen`].
+pub fn judge(name: &str, row: &Row) -> Result<String, NotSeen> {
+    let mut device = "emu:82576".to_owned();
+    for fault in faults(name, row) {
+        device += &format!(",fault={fault}@{FRAMES}");
+    }
+    let mut child = Command::new(tool::path()?)
+        .args(["run", &device, "--seconds", "0.5", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let end = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Err(NotSeen::Failed(
+                format!("it hangs: not over after {LIMIT:?}").into(),
+            ));
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let (mut out, mut err) = (String::new(), String::new());
+    if let Some(mut pipe) = child.stdout.take() {
+        pipe.read_to_string(&mut out)?;
+    }
+    if let Some(mut pipe) = child.stderr.take() {
+        pipe.read_to_string(&mut err)?;
+    }
+    if status.code() == Some(2) {
+        return Err(NotSeen::NotOffered(err));
+    }
+    check(row, status.code(), &out, &err)?;
+    Ok(format!("exit {}", status.code().unwrap_or_default()))
+}
+
+fn check(row: &Row, code: Option<i32>, out: &str, err: &str) -> Outcome {
+    let said = || format!("{out}{err}");
+    ensure(!err.contains("panicked"), said)?;
+    let Cell::OneOf(verdicts) = row.cell(Phase::Run, Tier::T1) else {
+        return Ok(());
+    };
+    let exits: Vec<i32> = verdicts.iter().map(|verdict| verdict.exit.into()).collect();
+    ensure(code.is_some_and(|code| exits.contains(&code)), || {
+        format!(
+            "exits {exits:?} are demanded, and it is {code:?}: {}",
+            said()
+        )
+    })?;
+    if code == Some(3) {
+        return Ok(());
+    }
+    let report: Report = serde_json::from_str(out)?;
+    ensure_eq(Some(i32::from(report.exit)), code, "exit in the report")?;
+    let c = &report.completions;
+    ensure_eq(
+        c.posted,
+        c.success + c.error + c.flushed,
+        "posted = success + error + flushed",
+    )?;
+    ensure_eq(report.ledger.live_bytes, 0, "live bytes")?;
+    ensure_eq(
+        report.ledger.quarantined_bytes > 0,
+        code == Some(4),
+        "memory is kept",
+    )?;
+    if row.blocked.contains(&Phase::Run) {
+        ensure(report.stray_dma.is_some_and(|stray| stray > 0), || {
+            format!("the translation blocked nothing: {}", said())
+        })?;
+    }
+    Ok(())
+}
