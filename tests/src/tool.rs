@@ -37,6 +37,14 @@ const CASES: &[ToolCase] = &[
     ),
     ("memory_left_in_quarantine_is_exit_code_4", quarantined),
     ("a_fenced_device_with_clean_accounts_is_exit_code_5", fenced),
+    (
+        "an_emulator_that_dies_has_let_go_of_everything_and_exit_code_5",
+        dead,
+    ),
+    (
+        "a_queue_that_does_not_stop_is_recovered_from_and_exit_code_0",
+        recovered,
+    ),
     ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
     ("a_device_that_does_not_exist_is_named", no_such_device),
     ("a_function_that_does_not_exist_is_named", no_such_function),
@@ -224,8 +232,8 @@ fn interrupted_before_a_break() -> Outcome {
 }
 
 fn quarantined() -> Outcome {
-    // Nobody is left who could say that the memory was let go of.
-    let report = ends_with("emu:82576,fault=server-dies@1000", 4)?;
+    // Nobody says that the memory was let go of.
+    let report = ends_with("emu:82576,fault=server-hangs@1000", 4)?;
     ensure(report.ledger.quarantined_bytes > 0, || {
         format!("{report:?}")
     })?;
@@ -233,13 +241,34 @@ fn quarantined() -> Outcome {
     ensure_eq(revocation.verdict.as_str(), "quarantined", "the verdict")
 }
 
-/// The ladder stops the device, so that its memory goes back: there is no switch for it (C9).
+/// Every mapping is taken from a device that will not let go of bus mastering, so that its memory
+/// goes back: there is no switch for it (C9).
 fn fenced() -> Outcome {
-    let report = ends_with("emu:82576,fault=rxq-stuck", 5)?;
+    let report = ends_with("emu:82576,fault=bme-readback@1000", 5)?;
+    ensure_eq(report.recovered, false, "recovered")?;
+    revoked(&report)
+}
+
+/// Its end is proof to who started it (R3).
+fn dead() -> Outcome {
+    let report = ends_with("emu:82576,fault=server-dies@1000", 5)?;
+    ensure_eq(report.ledger.quarantined_bytes, 0, "quarantined bytes")?;
+    ensure_eq(report.ledger.live_bytes, 0, "live bytes")
+}
+
+/// The ladder stops what did not stop by itself, and the device goes on (R10).
+fn recovered() -> Outcome {
+    let report = ends_with("emu:82576,fault=rxq-stuck", 0)?;
+    ensure_eq(report.recovered, true, "recovered")?;
+    revoked(&report)
+}
+
+fn revoked(report: &Report) -> Outcome {
     ensure_eq(report.ledger.quarantined_bytes, 0, "quarantined bytes")?;
     ensure_eq(report.ledger.live_bytes, 0, "live bytes")?;
     ensure_eq(report.stray_dma, Some(0), "stray DMA")?;
-    let revocation = report.revocation.ok_or("nothing was revoked")?;
+    let revocation = report.revocation.as_ref();
+    let revocation = revocation.ok_or("nothing was revoked")?;
     ensure_eq(revocation.verdict.as_str(), "revoked", "the verdict")
 }
 

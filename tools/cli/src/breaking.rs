@@ -46,7 +46,11 @@ pub(crate) fn break_and_recover(
     // When something else broke it first, there is as much to recover from.
     device.break_now(Cause::User);
     let revocation = device.revocation();
-    let recovered = device.recover();
+    let recovered = match device.recover() {
+        // Something else recovered it first.
+        Err(RecoverError::NotBroken { .. }) => Ok(device.generation()),
+        other => other,
+    };
     let recovery = recovered.as_ref().ok().and_then(|_| device.recovery());
     Some(Broken {
         revocation,

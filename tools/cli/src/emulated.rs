@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::fmt;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::Context;
-use failstop::name::DeviceName;
+use failstop::pci::peer::Peer;
+use failstop::pci::transport::Transport;
+use failstop::pci::transport::vfio_user::{Client, Options};
 use failstop_emulator::faults::Spec;
-use failstop_emulator::{Emulator, Options, Running};
+use failstop_emulator::{Emulator, Options as EmulatorOptions, Running};
 
 /// The hidden subcommand by which the tool becomes the emulator.
 pub(crate) const SUBCOMMAND: &str = "emulate";
@@ -58,18 +61,25 @@ pub(crate) struct Emulated {
 impl Emulated {
     /// Starts it.
     pub(crate) fn start(name: &EmulatedName) -> anyhow::Result<Self> {
-        let options = Options {
+        let options = EmulatorOptions {
             faults: name.faults.clone(),
-            ..Options::default()
+            ..EmulatorOptions::default()
         };
         let running = Emulator::spawn(&[OsString::from(SUBCOMMAND)], &options)
             .context("the emulated device did not start")?;
         Ok(Self { running })
     }
 
-    /// The name by which it is opened.
-    pub(crate) fn device(&self) -> DeviceName {
-        DeviceName::VfioUser(self.running.socket_path())
+    /// Reaches it; since we started its process, its end releases what it had (R3).
+    pub(crate) fn transport(&mut self) -> anyhow::Result<Arc<dyn Transport>> {
+        let peer = self.running.child().map(Peer::of).transpose();
+        let options = Options {
+            peer: peer
+                .context("the emulated device's process cannot be watched")?
+                .map(Arc::new),
+            ..Options::default()
+        };
+        Ok(Client::connect(self.running.socket_path(), options)?)
     }
 
     /// Ends it; how many accesses outside its mappings it tried, if it still says.

@@ -13,12 +13,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::breaking::{Broken, break_and_recover};
 use crate::run::RunArgs;
+use crate::supervised::Watched;
 use crate::traffic::Generator;
 
 /// Frames of one burst.
 const BURST: usize = 32;
 /// How long the end of a run waits for frames that are still on their way.
-const DRAIN: Duration = Duration::from_millis(500);
+///
+/// Longer than the watchdog takes to see that they hang.
+const DRAIN: Duration = Duration::from_secs(2);
 /// How long it takes at most, whatever the device goes on reporting.
 const DRAIN_AT_MOST: Duration = Duration::from_secs(5);
 /// How often the rates that are shown change.
@@ -48,7 +51,7 @@ pub(crate) fn move_frames(
     device: &Device,
     port: &mut Port,
     config: &PortConfig,
-    stop: &AtomicBool,
+    (stop, watched): (&AtomicBool, &Watched),
 ) -> anyhow::Result<(Moved, Option<Broken>)> {
     let ended = &AtomicBool::new(false);
     thread::scope(|scope| {
@@ -56,7 +59,7 @@ pub(crate) fn move_frames(
             .break_after()
             .map(|after| scope.spawn(move || break_and_recover(device, after, ended)));
         let mut flow = Flow::new(options, device, port, config)?;
-        flow.run(options, device, port, breaking.as_ref(), stop);
+        flow.run(options, device, port, breaking.as_ref(), (stop, watched));
         ended.store(true, Ordering::Relaxed);
         let broken = breaking.and_then(|thread| thread.join().ok().flatten());
         Ok((flow.moved, broken))
@@ -108,7 +111,7 @@ impl Flow {
         device: &Device,
         port: &mut Port,
         breaking: Option<&Breaking<'_>>,
-        stop: &AtomicBool,
+        (stop, watched): (&AtomicBool, &Watched),
     ) {
         let mut end = Instant::now() + options.time();
         let mut looked = Instant::now();
@@ -124,7 +127,7 @@ impl Flow {
             }
             let broken = device.broken().is_some();
             // In a gap that is going to end, bursts are called as always.
-            let gap = broken && !over;
+            let gap = broken && !(over && watched.is_given_up());
             sending = sending && (gap || !broken && now < end) && !stop.load(Ordering::Relaxed);
             if !sending && now - *stopped.get_or_insert(now) > DRAIN_AT_MOST {
                 break;
@@ -147,7 +150,11 @@ impl Flow {
             }
         }
         self.moved.errors = self.generator.errors;
-        self.moved.lost = self.generator.lost;
+        // What was under way at a break and never came; without one nothing may be missing.
+        let survived = device.generation().number() > 1 || device.broken().is_some();
+        if survived {
+            self.moved.lost = self.moved.sent.saturating_sub(self.moved.received);
+        }
     }
 
     /// Frames that are expected to come. A device can report more than it was sent.

@@ -19,6 +19,7 @@ mod flow;
 mod info;
 mod list;
 mod run;
+mod supervised;
 #[cfg(test)]
 mod testing;
 mod traffic;

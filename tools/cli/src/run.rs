@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -24,6 +25,7 @@ use crate::breaking::Broken;
 use crate::emulated::{Emulated, EmulatedName};
 use crate::exit::Exit;
 use crate::flow::{Moved, move_frames};
+use crate::supervised::Watched;
 use crate::traffic::SHORTEST;
 
 /// Options of `failstop run`.
@@ -226,15 +228,14 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).context("could not watch for signals")?;
     }
-    let (emulated, name) = match &options.device {
+    let (emulated, transport) = match &options.device {
         Target::Emulated(name) => {
-            let emulated = Emulated::start(name)?;
-            let device = emulated.device();
-            (Some(emulated), device)
+            let mut emulated = Emulated::start(name)?;
+            let transport = emulated.transport()?;
+            (Some(emulated), transport)
         }
-        Target::Device(name) => (None, name.clone()),
+        Target::Device(name) => (None, failstop::open::transport(name, options.iommu, &[])?),
     };
-    let transport = failstop::open::transport(&name, options.iommu, &[])?;
     let config = Config {
         promiscuous: false,
         loopback: true,
@@ -263,7 +264,19 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         frame_size: config.longest_frame.next_multiple_of(1024).max(2048),
         ..PortConfig::default()
     };
-    let outcome = use_port(options, &device, &port_config, &stop, console);
+    let watched = Watched::default();
+    let outcome = thread::scope(|scope| {
+        if options.break_after().is_none() {
+            scope.spawn(|| watched.watch(&device));
+        } else {
+            // Who breaks it recovers it.
+            watched.nobody();
+        }
+        let outcome = use_port(options, &device, &port_config, (&stop, &watched), console);
+        watched.end(&device);
+        outcome
+    });
+    let survived = survive(&device, &watched);
     // Whatever happened in between, the device is closed and its accounts are read.
     let closed = device.close();
     report.stray_dma = emulated.and_then(Emulated::stop);
@@ -277,10 +290,14 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     };
     report.count(&moved, options.size);
     let mut went_on = true;
+    report.recovered = survived.recovery.is_some() && closed.broken.is_none();
+    report.recovery = survived.recovery;
+    report.revocation = survived.revocation;
     if let Some(broken) = broken {
         report.recovered = broken.recovered.is_ok();
-        report.recovery = broken.recovery;
-        report.revocation = broken.revocation;
+        // With what the port's part took.
+        report.recovery = broken.recovery.or(report.recovery);
+        report.revocation = broken.revocation.or(report.revocation);
         // Whoever was told to stop in the gap owes no frames after it.
         went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed);
     }
@@ -293,12 +310,12 @@ fn use_port(
     options: &RunArgs,
     device: &Device,
     config: &PortConfig,
-    stop: &AtomicBool,
+    (stop, watched): (&AtomicBool, &Watched),
     console: &mut Console<'_>,
 ) -> anyhow::Result<(Moved, Option<Broken>)> {
     let mut port = Port::open(device, config)?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
-    let (moved, mut broken) = move_frames(options, device, &mut port, config, stop)?;
+    let (moved, mut broken) = move_frames(options, device, &mut port, config, (stop, watched))?;
     if let Some(broken) = &mut broken {
         if let Some(recovery) = &mut broken.recovery {
             recovery.add_port(&port.carried());
@@ -307,6 +324,27 @@ fn use_port(
     }
     tear_down(port, device, console)?;
     Ok((moved, broken))
+}
+
+/// What became of a device that broke by itself, if it did.
+struct Survived {
+    revocation: Option<RevocationReport>,
+    recovery: Option<RecoveryReport>,
+}
+
+/// Recovers a device that is broken still, once more: what broke it may have been its queues, which
+/// are gone by now.
+fn survive(device: &Device, watched: &Watched) -> Survived {
+    watched.note(device);
+    if device.broken().is_some()
+        && let Err(error) = device.recover()
+    {
+        eprintln!("failstop: not recovered: {error}");
+    }
+    Survived {
+        revocation: watched.take(),
+        recovery: device.recovery(),
+    }
 }
 
 /// What the ladder did, and what came after it.

@@ -332,6 +332,14 @@ impl Running {
         }
     }
 
+    /// That process, as who started it has it.
+    pub fn child(&mut self) -> Option<&mut Child> {
+        match &mut self.place {
+            Place::Threads(_) => None,
+            Place::Process(child) => Some(child),
+        }
+    }
+
     /// Sends a request to the control socket.
     ///
     /// # Errors
