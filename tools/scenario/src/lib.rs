@@ -57,3 +57,4 @@ pub use spec::{ParseError, Spec};
 pub use step::Step;
 pub use table::{Entry, TABLE};
 pub use trigger::{Count, Moment, Trigger};
+pub use words::NoSuchWord;

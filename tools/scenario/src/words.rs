@@ -57,11 +57,15 @@ impl<'a> Words<'a> {
     }
 }
 
-/// An enumeration whose values are words.
+/// An enumeration whose values are words: for files, for printing, and in order.
+///
+/// It makes the constant `ALL`, the method `word`, [`Display`](std::fmt::Display), which pads, and
+/// [`FromStr`], whose error is [`NoSuchWord`](crate::NoSuchWord).
+#[macro_export]
 macro_rules! words {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum $name {
             $($(#[$doc])* $variant,)+
         }
@@ -80,20 +84,17 @@ macro_rules! words {
         }
 
         impl std::str::FromStr for $name {
-            type Err = crate::words::NoSuchWord;
+            type Err = $crate::NoSuchWord;
 
-            fn from_str(text: &str) -> Result<Self, crate::words::NoSuchWord> {
-                Self::ALL
-                    .iter()
-                    .copied()
-                    .find(|one| one.word() == text)
-                    .ok_or(crate::words::NoSuchWord)
+            fn from_str(text: &str) -> Result<Self, $crate::NoSuchWord> {
+                let found = Self::ALL.iter().copied().find(|one| one.word() == text);
+                found.ok_or($crate::NoSuchWord)
             }
         }
 
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.word())
+                f.pad(self.word())
             }
         }
     };

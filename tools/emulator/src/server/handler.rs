@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use failstop_pci::transport::vfio_user::wire::{
-    Capabilities, Command, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, IrqSet,
-    MAJOR, MINOR, Malformed, RegionAccess, RegionFlags, RegionInfo, SparseArea, Version, encode,
-    encode_region_info, encode_version, exact, parse_version, split,
+    Capabilities, Command, DeviceFlags, DeviceInfo, DmaMap, DmaUnmap, Flags, Header, IrqInfo,
+    IrqSet, MAJOR, MINOR, Malformed, RegionAccess, RegionFlags, RegionInfo, SparseArea, Version,
+    encode, encode_region_info, encode_version, exact, parse_version, split,
 };
 use nix::errno::Errno;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -193,6 +193,7 @@ impl Service {
     pub fn attach(&mut self) {
         self.counters.clients += 1;
         self.negotiated = false;
+        self.trouble.unanswered = 0;
         self.device.note(Moment::Open, &mut self.world);
     }
 
@@ -262,10 +263,12 @@ impl Service {
     fn dispatch(&mut self, message: Message) -> Result<Payload, Refusal> {
         let header: Header = message.header;
         let payload = &message.payload[..];
-        // A server-initiated command is never sent, so there is no reply to expect, unless a fault
-        // asked.
         if header.flags().is_none_or(|flags| flags.bits() & 0xF != 0) {
-            return Err(if self.has(Fault::ServerAsks) {
+            // No reply is expected, but to what a fault made the server ask.
+            let answers = header
+                .flags()
+                .is_some_and(|flags| flags.contains(Flags::REPLY));
+            return Err(if answers && self.trouble.take_answer() {
                 Refusal::Silence
             } else {
                 Errno::EINVAL.into()

@@ -27,6 +27,17 @@ pub(super) struct Trouble {
     offered: Option<(File, Duration)>,
     /// When the client's eventfds are made to block again.
     block_due: Duration,
+    /// Questions of our own that the client has not answered yet, whatever became of the fault.
+    pub(super) unanswered: usize,
+}
+
+impl Trouble {
+    /// Whether a reply is one that we wait for; it is counted then.
+    pub(super) const fn take_answer(&mut self) -> bool {
+        let is_awaited = self.unanswered > 0;
+        self.unanswered = self.unanswered.saturating_sub(1);
+        is_awaited
+    }
 }
 
 impl Service {

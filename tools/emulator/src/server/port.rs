@@ -315,8 +315,9 @@ impl Port {
         };
         connection.flush()?;
         let now = self.service.world.now();
-        self.replies
-            .run(self.service.device.faults(), now, connection)?;
+        let faults = self.service.device.faults();
+        let asked = self.replies.run(faults, now, connection)?;
+        self.service.trouble.unanswered += asked;
         let mut filled = false;
         for _ in 0..MESSAGES {
             if connection.is_clogged() || self.replies.is_clogged() {

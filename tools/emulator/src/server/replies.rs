@@ -91,7 +91,7 @@ impl Replies {
         }
     }
 
-    /// Sends what is due by itself.
+    /// Sends what is due by itself, and says how many questions of our own are among it.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl Replies {
         faults: &Faults,
         now: Duration,
         connection: &mut Connection,
-    ) -> Result<(), Closed> {
+    ) -> Result<usize, Closed> {
         if self.held.as_ref().is_some_and(|held| now >= held.until) {
             self.let_go(connection)?;
         }
@@ -120,8 +120,9 @@ impl Replies {
                     Header::command(self.asked, Command::DmaRead, Flags::empty(), question.len());
                 connection.send(encode(&header, &question, &[]), None)?;
             }
+            return Ok(QUESTIONS);
         }
-        Ok(())
+        Ok(0)
     }
 
     /// When [`Replies::run`] has something to do, if ever; `asks` while a fault makes the server ask.

@@ -25,6 +25,21 @@ fn soon(mut done: impl FnMut() -> bool) -> bool {
     false
 }
 
+/// An emulator with a fault from the start, and its client.
+fn faulty(fault: &str) -> (Running, Raw) {
+    let mut emulator = emulator();
+    let client = Raw::connect(&emulator);
+    emulator.fault(fault).unwrap();
+    (emulator, client)
+}
+
+/// How long a client waits for the answer to a question.
+fn answered_after(client: &mut Raw) -> Duration {
+    let start = Instant::now();
+    client.device_id().unwrap();
+    start.elapsed()
+}
+
 fn config_read() -> Vec<u8> {
     Raw::access(7, 0, 4).as_bytes().to_vec()
 }
@@ -35,9 +50,7 @@ fn reset(client: &mut Raw) -> Result<(), Errno> {
 
 #[test]
 fn server_error_refuses_with_its_errno() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-error:19").unwrap();
+    let (mut emulator, mut client) = faulty("server-error:19");
     assert_eq!(client.device_id(), Err(Errno::ENODEV));
     emulator.clear_faults().unwrap();
     assert!(client.device_id().is_ok());
@@ -45,9 +58,7 @@ fn server_error_refuses_with_its_errno() {
 
 #[test]
 fn server_hangs_answers_when_the_fault_is_cleared_and_not_before() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-hangs").unwrap();
+    let (mut emulator, mut client) = faulty("server-hangs");
     client.ask(Command::RegionRead, &config_read());
     // The control socket answers all the while, after the port has seen the message.
     let messages = emulator.stats().unwrap().server.messages;
@@ -58,19 +69,13 @@ fn server_hangs_answers_when_the_fault_is_cleared_and_not_before() {
 
 #[test]
 fn server_slow_answers_late() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-slow 30").unwrap();
-    let start = Instant::now();
-    client.device_id().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(30));
+    let (_emulator, mut client) = faulty("server-slow 30");
+    assert!(answered_after(&mut client) >= Duration::from_millis(30));
 }
 
 #[test]
 fn gone_reads_all_ones_through_the_server() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("gone").unwrap();
+    let (_emulator, mut client) = faulty("gone");
     assert_eq!(client.device_id(), Ok(vec![0xFF; 4]));
 }
 
@@ -82,9 +87,7 @@ fn an_unknown_fault_is_refused_with_the_list() {
 
 #[test]
 fn a_fault_of_one_type_of_message_leaves_the_others_alone() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-error:EBUSY:unmap").unwrap();
+    let (mut emulator, mut client) = faulty("server-error:EBUSY:unmap");
     let memory = memory(1);
     client.map(0x1000, 1, &[memory.as_fd()]).unwrap();
     assert_eq!(client.unmap(0x1000, PAGE), Err(Errno::EBUSY));
@@ -108,18 +111,14 @@ fn a_fault_of_configuration_space_leaves_registers_alone() {
 
 #[test]
 fn a_fault_that_happens_once_is_over_then() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-error:read:once").unwrap();
+    let (_emulator, mut client) = faulty("server-error:read:once");
     assert_eq!(client.device_id(), Err(Errno::EIO));
     assert!(client.device_id().is_ok());
 }
 
 #[test]
 fn server_hangs_in_one_type_and_answers_the_others() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-hangs:reset").unwrap();
+    let (_emulator, mut client) = faulty("server-hangs:reset");
     client.ask(Command::DeviceReset, &[]);
     assert!(
         client.device_id().is_ok(),
@@ -129,9 +128,7 @@ fn server_hangs_in_one_type_and_answers_the_others() {
 
 #[test]
 fn server_dies_in_one_type_of_message() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-dies:unmap").unwrap();
+    let (mut emulator, mut client) = faulty("server-dies:unmap");
     assert!(client.device_id().is_ok());
     let unmap = DmaUnmap {
         argsz: 24,
@@ -146,9 +143,7 @@ fn server_dies_in_one_type_of_message() {
 
 #[test]
 fn server_short_cuts_replies() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-short").unwrap();
+    let (_emulator, mut client) = faulty("server-short");
     client.ask(Command::RegionRead, &config_read());
     let (header, payload) = client.reply().unwrap();
     assert_eq!((header.payload(), payload.len()), (Some(10), 10));
@@ -160,9 +155,7 @@ fn server_short_cuts_replies() {
 
 #[test]
 fn server_reorder_answers_the_second_before_the_first() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-reorder").unwrap();
+    let (_emulator, mut client) = faulty("server-reorder");
     // The version's reply was the first.
     let asked = [(); 2].map(|()| client.ask(Command::RegionRead, &config_read()));
     let answered = [(); 2].map(|()| client.reply().unwrap().0.id);
@@ -171,28 +164,20 @@ fn server_reorder_answers_the_second_before_the_first() {
 
 #[test]
 fn server_reorder_holds_no_reply_for_ever() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-reorder").unwrap();
-    let start = Instant::now();
-    client.device_id().unwrap();
-    assert!(start.elapsed() >= Duration::from_millis(5));
+    let (_emulator, mut client) = faulty("server-reorder");
+    assert!(answered_after(&mut client) >= Duration::from_millis(5));
 }
 
 #[test]
 fn server_twice_sends_each_reply_twice() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-twice").unwrap();
+    let (_emulator, mut client) = faulty("server-twice");
     client.device_id().unwrap();
     assert_eq!(client.reply().unwrap().0.id, client.id);
 }
 
 #[test]
 fn server_drip_sends_a_byte_at_a_time_and_all_of_them() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-drip").unwrap();
+    let (_emulator, mut client) = faulty("server-drip");
     client.ask(Command::DeviceReset, &[]);
     let start = Instant::now();
     client.socket.read_exact(&mut [0; 3]).unwrap();
@@ -201,9 +186,7 @@ fn server_drip_sends_a_byte_at_a_time_and_all_of_them() {
 
 #[test]
 fn server_asks_floods_and_takes_answers_without_answering_them() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("server-asks").unwrap();
+    let (mut emulator, mut client) = faulty("server-asks");
     for _ in 0..100 {
         let (header, _) = client.reply().unwrap();
         assert_eq!(header.flags & 0xF, 0, "a command");
@@ -220,10 +203,23 @@ fn server_asks_floods_and_takes_answers_without_answering_them() {
 }
 
 #[test]
+fn an_answer_that_comes_after_server_asks_was_cleared_is_taken_for_no_question() {
+    let (mut emulator, mut client) = faulty("server-asks");
+    let asked: Vec<Header> = (0..16).map(|_| client.reply().unwrap().0).collect();
+    emulator.clear_faults().unwrap();
+    for header in asked {
+        let refusal = wire::encode(&header.failure(Errno::ENOTSUP as u32), &[], &[]);
+        client.socket.write_all(&refusal).unwrap();
+    }
+    client.ask(Command::RegionRead, &config_read());
+    let replies = std::iter::repeat_with(|| client.reply().unwrap().0);
+    let first = replies.into_iter().find(|header| header.flags & 0xF == 1);
+    assert_eq!(first.unwrap().flags, Flags::REPLY.bits());
+}
+
+#[test]
 fn truncate_dma_cuts_files_or_punches_holes_into_sealed_ones() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("truncate-dma").unwrap();
+    let (_emulator, mut client) = faulty("truncate-dma");
     let sealed = memory(2);
     rustix::io::pwrite(&sealed, &[7; 8], 0).unwrap();
     client.map(0x1000, 2, &[sealed.as_fd()]).unwrap();
@@ -241,9 +237,7 @@ fn truncate_dma_cuts_files_or_punches_holes_into_sealed_ones() {
 
 #[test]
 fn truncate_bar_offers_registers_and_cuts_their_file_short() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("truncate-bar").unwrap();
+    let (_emulator, mut client) = faulty("truncate-bar");
     let info = RegionInfo {
         argsz: 256,
         flags: 0,
@@ -346,9 +340,7 @@ fn a_storm_of_errors_reaches_the_client() {
 
 #[test]
 fn a_reset_that_fails_says_so_and_one_that_is_absent_is_not_offered() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("flr-fails:EAGAIN").unwrap();
+    let (mut emulator, mut client) = faulty("flr-fails:EAGAIN");
     assert_eq!(reset(&mut client), Err(Errno::EAGAIN));
     emulator.clear_faults().unwrap();
     assert_eq!(reset(&mut client), Ok(()));
@@ -369,9 +361,7 @@ fn a_reset_that_fails_says_so_and_one_that_is_absent_is_not_offered() {
 
 #[test]
 fn a_reset_that_hangs_has_no_answer_and_other_messages_have() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("flr-hangs").unwrap();
+    let (_emulator, mut client) = faulty("flr-hangs");
     client.ask(Command::DeviceReset, &[]);
     assert_eq!(client.device_id(), Ok(vec![0xFF; 4]));
     let memory = memory(1);
@@ -381,9 +371,7 @@ fn a_reset_that_hangs_has_no_answer_and_other_messages_have() {
 
 #[test]
 fn faults_wait_for_what_the_server_sees() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("gone @ map+unmap").unwrap();
+    let (_emulator, mut client) = faulty("gone @ map+unmap");
     let memory = memory(1);
     client.map(0x1000, 1, &[memory.as_fd()]).unwrap();
     assert_ne!(client.device_id(), Ok(vec![0xFF; 4]));
@@ -393,9 +381,7 @@ fn faults_wait_for_what_the_server_sees() {
 
 #[test]
 fn a_function_loses_bus_mastering_with_its_client_even_where_no_reset_works() {
-    let mut emulator = emulator();
-    let mut client = Raw::connect(&emulator);
-    emulator.fault("flr-noop").unwrap();
+    let (emulator, mut client) = faulty("flr-noop");
     client.write(7, 4, &[6, 0]).unwrap();
     drop(client);
     assert_eq!(Raw::connect(&emulator).read(7, 4, 1), Ok(vec![2]));
