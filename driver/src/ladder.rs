@@ -224,11 +224,19 @@ impl Function {
     }
 }
 
-/// A message with its cause.
+/// A message with what it comes from: who did not answer, and why, is known at the bottom only (R13).
 pub(crate) fn with_source(error: &dyn Error) -> String {
-    error
-        .source()
-        .map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let why = error.to_string();
+        // Some messages have their cause's in them.
+        if !text.contains(&why) {
+            text = format!("{text}: {why}");
+        }
+        source = error.source();
+    }
+    text
 }
 
 /// Why a reset proves nothing.
@@ -507,7 +515,7 @@ impl<'a> Climb<'a> {
                     error,
                     CommandError::NoAnswer { .. } | CommandError::Access(_)
                 );
-                let why = in_full(&error);
+                let why = with_source(&error);
                 self.gone = gone.then(|| why.clone());
                 (Outcome::Failed, Some(why))
             }
@@ -584,7 +592,7 @@ impl<'a> Climb<'a> {
         match self.call(config, Function::master_off_for_good) {
             Ok(Ok(_off)) => {}
             Ok(Err(error)) => {
-                let why = in_full(&error);
+                let why = with_source(&error);
                 let (CommandError::NoAnswer { .. } | CommandError::Access(_)) = error else {
                     return self.reset_unproven(why);
                 };
@@ -834,17 +842,6 @@ fn no_result(why: NoResult) -> Ended {
             Some("no thread could make the call".into()),
         ),
     }
-}
-
-/// An error with what it comes from: who did not answer is known at the bottom only (R13).
-fn in_full(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 fn join(notes: Vec<String>) -> Option<String> {

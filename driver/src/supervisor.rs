@@ -208,9 +208,10 @@ impl Duty {
         };
         if let Err(gone) = provider.check_alive() {
             drop(provider);
-            life.break_device(Cause::Gone {
-                what: gone.to_string(),
-            });
+            // A server that is lost says more than a register that nobody reads.
+            let lost = life.function().transport.why_lost();
+            let what = lost.unwrap_or_else(|| gone.to_string());
+            life.break_device(Cause::Gone { what });
             return Duration::ZERO;
         }
         let link = provider.link();

@@ -196,9 +196,7 @@ impl Watcher {
                 Ok(woken) => {
                     if woken.ended {
                         self.lifeline = None;
-                        self.break_life(Cause::Gone {
-                            what: "the vfio-user server closed the connection, or died".into(),
-                        });
+                        self.break_lost();
                     }
                     for first in woken.signalled {
                         match watched[first].0 {
@@ -241,6 +239,17 @@ impl Watcher {
             log::warn!("{}: answers again, its bus mastering is off", life.name());
         }
         off.unwrap_or(true)
+    }
+
+    /// The server is gone; who ended the connection because of what it did knows more.
+    fn break_lost(&self) {
+        let life = self.seat.life().upgrade();
+        if let Some(life) = life {
+            let known = life.function().transport.why_lost();
+            let what = known
+                .unwrap_or_else(|| "the vfio-user server closed the connection, or died".into());
+            life.break_device(Cause::Gone { what });
+        }
     }
 
     fn break_life(&self, cause: Cause) {

@@ -514,6 +514,12 @@ pub trait Transport: Send + Sync + fmt::Debug {
         false
     }
 
+    /// In words, why the other end is known to be gone for good; none while it is not known to be, or
+    /// nobody saw why.
+    fn why_lost(&self) -> Option<String> {
+        None
+    }
+
     /// Whether a reset that was asked for has not been answered, although who asked was told so: it
     /// may happen at any time. A kernel call returns only when the reset is over.
     fn is_reset_outstanding(&self) -> bool {

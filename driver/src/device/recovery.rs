@@ -139,7 +139,7 @@ impl Inner {
             }
             Err(error) => DeviceEvent::RecoveryFailed {
                 generation: old.generation(),
-                why: error.to_string(),
+                why: ladder::with_source(&error),
             },
         };
         self.function.events.push(event);

@@ -165,6 +165,10 @@ impl<D: Delegate> Transport for D {
         self.inner().is_lost()
     }
 
+    fn why_lost(&self) -> Option<String> {
+        self.inner().why_lost()
+    }
+
     fn is_reset_outstanding(&self) -> bool {
         self.inner().is_reset_outstanding()
     }

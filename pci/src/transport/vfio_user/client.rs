@@ -342,6 +342,10 @@ impl Transport for Client {
         self.broken().is_some()
     }
 
+    fn why_lost(&self) -> Option<String> {
+        self.connection.broken().map(ToString::to_string)
+    }
+
     fn kind(&self) -> Kind {
         Kind::VfioUser
     }
@@ -483,9 +487,15 @@ impl Transport for Client {
                 len,
             },
             Errno::ENOSPC if refused => MapError::TooMany { device: device() },
-            Errno::ENOMEM if refused => MapError::Locked {
+            // The server's memory, or its limit: raising ours would not help.
+            Errno::ENOMEM if refused => MapError::Failed {
                 device: device(),
+                iova,
                 len,
+                source: io::Error::new(
+                    io::ErrorKind::OutOfMemory,
+                    "the vfio-user server has no memory for it (ENOMEM); look at its log",
+                ),
             },
             _ => MapError::Failed {
                 device: device(),
