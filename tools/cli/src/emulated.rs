@@ -1,4 +1,4 @@
-//! Emulated devices that the tool starts itself: `emu:82576[,fault=NAME[:ARGS]]`.
+//! Emulated devices that the tool starts itself: `emu:82576[,fault=NAME[:ARGS][@WHEN]]...`.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -36,7 +36,7 @@ impl FromStr for EmulatedName {
         let fault = |part: &str| match part.strip_prefix("fault=") {
             Some(fault) => fault.parse::<Spec>().map_err(|error| error.to_string()),
             None => Err(format!(
-                "`{part}` is no option of an emulated device; write fault=NAME[:ARGS]"
+                "`{part}` is no option of an emulated device; write fault=NAME[:ARGS][@WHEN]"
             )),
         };
         let faults = parts.map(fault).collect::<Result<_, _>>()?;

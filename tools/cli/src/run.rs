@@ -31,7 +31,7 @@ use crate::traffic::SHORTEST;
 /// Options of `failstop run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or `emu:82576[,fault=NAME[:ARGS][@FRAMES]]`
+    /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or `emu:82576[,fault=NAME[:ARGS][@WHEN]]...`
     #[arg(default_value = "emu:82576")]
     device: Target,
     /// How long to move frames, in seconds: 0 to 86400
@@ -282,7 +282,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     report.stray_dma = emulated.and_then(Emulated::stop);
     let (moved, broken) = match outcome {
         Ok(outcome) => outcome,
-        Err(error) if closed.left.is_empty() => return Err(error),
+        Err(error) if closed.left.is_empty() && closed.broken.is_none() => return Err(error),
         Err(error) => {
             eprintln!("failstop: {error:#}");
             (Moved::default(), None)
@@ -313,7 +313,7 @@ fn use_port(
     (stop, watched): (&AtomicBool, &Watched),
     console: &mut Console<'_>,
 ) -> anyhow::Result<(Moved, Option<Broken>)> {
-    let mut port = Port::open(device, config)?;
+    let mut port = open_port(device, config, watched)?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
     let (moved, mut broken) = move_frames(options, device, &mut port, config, (stop, watched))?;
     if let Some(broken) = &mut broken {
@@ -324,6 +324,22 @@ fn use_port(
     }
     tear_down(port, device, console)?;
     Ok((moved, broken))
+}
+
+/// Opens a port, again on a device that broke meanwhile and was recovered.
+fn open_port(device: &Device, config: &PortConfig, watched: &Watched) -> anyhow::Result<Port> {
+    loop {
+        let generation = device.generation();
+        match Port::open(device, config) {
+            Ok(port) => return Ok(port),
+            Err(error) => {
+                let lives = watched.wait(device) && device.generation() != generation;
+                if !lives {
+                    return Err(error.into());
+                }
+            }
+        }
+    }
 }
 
 /// What became of a device that broke by itself, if it did.

@@ -75,11 +75,20 @@ impl Watched {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the attempts at a device that is broken, and ends the watch.
-    pub(crate) fn end(&self, device: &Device) {
-        while device.broken().is_some() && !self.is_given_up() {
+    /// Waits for the attempts at a device that is broken; whether it lives.
+    pub(crate) fn wait(&self, device: &Device) -> bool {
+        while device.broken().is_some() {
+            if self.is_given_up() {
+                return false;
+            }
             thread::sleep(LOOK);
         }
+        true
+    }
+
+    /// Waits for the attempts at a device that is broken, and ends the watch.
+    pub(crate) fn end(&self, device: &Device) {
+        self.wait(device);
         self.over.store(true, Ordering::Release);
     }
 }
