@@ -66,9 +66,10 @@ fn trials(table: &Table, results: &Arc<Mutex<Results>>) -> Vec<Trial> {
                 let first = moments(row, *phase)[0] == moment;
                 let (row, results) = (row.clone(), results.clone());
                 let (name, phase) = (name.clone(), *phase);
-                let landing = Some(phase) == bites && first && row.open(phase).is_none();
+                let known_red = table.known_red(&name, phase).map(str::to_owned);
+                let landing = Some(phase) == bites && first;
                 if landing || full {
-                    let play = move || play(&name, &row, phase, moment, &results);
+                    let play = move || play(&name, &row, phase, moment, known_red, &results);
                     trials.push(Trial::test(title, play));
                 }
             }
@@ -119,10 +120,11 @@ fn play(
     row: &Row,
     phase: Phase,
     moment: &str,
+    known_red: Option<String>,
     results: &Mutex<Results>,
 ) -> Result<(), Failed> {
     let played = match phase {
-        Phase::Run => run::judge(name, row),
+        Phase::Run | Phase::Start => run::judge(name, row, phase),
         _ => cell::judge(name, row, phase, moment).map(|seen| seen.word.to_string()),
     };
     let shown = match &played {
@@ -130,8 +132,8 @@ fn play(
         Err(NotSeen::NotOffered(_)) => Shown::NotOffered,
         Err(NotSeen::Failed(failed)) => {
             let what = failed.message().unwrap_or("it failed").to_owned();
-            match row.open(phase) {
-                Some(_) => Shown::Open(what),
+            match known_red {
+                Some(_) => Shown::KnownRed(what),
                 None => Shown::Failed(what),
             }
         }
@@ -147,11 +149,11 @@ fn play(
     .or_insert(shown);
     drop(all);
     match played {
-        Ok(_) if row.open(phase).is_some() => {
-            Err("it is right now: take it out of the table's `open`".into())
+        Ok(_) if known_red.is_some() => {
+            Err("it is right now: take it out of the table's [known-red]".into())
         }
         Ok(_) | Err(NotSeen::NotOffered(_)) => Ok(()),
-        Err(NotSeen::Failed(_)) if row.open(phase).is_some() => Ok(()),
+        Err(NotSeen::Failed(_)) if known_red.is_some() => Ok(()),
         Err(NotSeen::Failed(failed)) => Err(failed),
     }
 }

@@ -192,15 +192,7 @@ fn check(row: &Row, phase: Phase, seen: &Seen) -> Outcome {
         seen.word,
         Word::Ok | Word::RevokedRecovered | Word::RevokedClosed
     ) {
-        for part in &row.message {
-            let told = seen.told.to_lowercase();
-            let found = part
-                .split('|')
-                .any(|word| told.contains(&word.to_lowercase()));
-            ensure(found, || {
-                format!("nobody is told of `{part}`:\n{}", seen.told)
-            })?;
-        }
+        row.is_told(&seen.told)?;
     }
     if row.blocked.contains(&phase) {
         ensure(seen.blocked > 0, || {
@@ -276,9 +268,7 @@ impl Scene {
         if let Some(host) = &self.host {
             host.set(None);
         }
-        // Answers to its questions are on their way still, and would be taken for questions.
-        let goes_on = self.name == "server-asks";
-        if self.row.truth.server == Server::Dies || goes_on {
+        if self.row.truth.server == Server::Dies {
             return Ok(());
         }
         Ok(self.emulator.clear_faults()?)

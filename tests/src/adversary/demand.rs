@@ -127,6 +127,16 @@ words! {
 }
 
 words! {
+    /// What becomes of a map.
+    Map {
+        /// It is there.
+        Works = "works",
+        /// It is refused.
+        Refused = "refused",
+    }
+}
+
+words! {
     /// What its completions are like.
     Completions {
         /// As they should be.
@@ -145,7 +155,7 @@ words! {
         Nothing = "nothing",
         /// The bus's or the device's error event.
         Error = "error",
-        /// The same, in every life.
+        /// The same, again and again, in every life that it finds.
         Errors = "errors",
         /// Somebody wants the function back.
         Request = "request",
@@ -167,7 +177,8 @@ words! {
         Silent = "silent",
         /// One that refuses, answers late, or does what it should not, each message being answered.
         Answers = "answers",
-        /// One that answers, and hampers who brings a device up: that may come through, or fail.
+        /// One that answers, and takes registers back that it offered, at a moment of its own. Who reads
+        /// them later finds nobody there (C14, C32), and fails if he is bringing the device up then.
         Hampers = "hampers",
     }
 }
@@ -196,6 +207,7 @@ pub struct Truth {
     pub bus_master: BusMaster,
     pub reset: Reset,
     pub own_reset: OwnReset,
+    pub map: Map,
     pub unmap: Unmap,
     pub completions: Completions,
     pub evidence: Evidence,
@@ -215,6 +227,7 @@ impl Default for Truth {
             bus_master: BusMaster::Works,
             reset: Reset::Works,
             own_reset: OwnReset::Works,
+            map: Map::Works,
             unmap: Unmap::Exact,
             completions: Completions::True,
             evidence: Evidence::Nothing,
@@ -248,6 +261,7 @@ pub fn demanded(truth: &Truth, phase: Phase, tier: Tier) -> Cell {
     }
     let words = match phase {
         Phase::Run => run(truth),
+        Phase::Start => start(truth),
         _ => ends(truth, phase),
     };
     let verdict = |word| Verdict {
@@ -260,9 +274,14 @@ pub fn demanded(truth: &Truth, phase: Phase, tier: Tier) -> Cell {
 /// The code of `failstop run`: what is kept back comes first, then a device that nobody can use.
 fn exit(word: Word, truth: &Truth, phase: Phase) -> u8 {
     let spoils = truth.completions == Completions::Spoilt;
+    let moves = match phase {
+        Phase::Traffic | Phase::Run => true,
+        Phase::Start => !is_spent(truth),
+        _ => false,
+    };
     match word {
         // Wrong payload is seen by checksums, which no rule of the contract is about.
-        Word::Ok if spoils && matches!(phase, Phase::Traffic | Phase::Run) => 1,
+        Word::Ok if spoils && moves => 1,
         // Closed as whoever runs it wished.
         Word::Ok | Word::RevokedRecovered => 0,
         Word::RevokedClosed if truth.evidence != Evidence::Request => 0,
@@ -293,20 +312,20 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
             (By::Host, _) => return Some(Na::OnT2),
             _ => {}
         }
-        if phase == Phase::Run {
+        if matches!(phase, Phase::Run | Phase::Start) {
             return Some(Na::NotByTool);
         }
     }
     match (truth.by, phase) {
-        (By::Process, Phase::Run) => {}
+        (By::Process, Phase::Run | Phase::Start) => {}
         (By::Process, _) => return Some(Na::OwnProcess),
-        (By::Host, Phase::Run) => return Some(Na::NotByTool),
+        (By::Host, Phase::Run | Phase::Start) => return Some(Na::NotByTool),
         _ => {}
     }
     let in_phase = match (truth.needs, phase) {
-        (Needs::BringUp, Phase::Init | Phase::Recovery) => None,
+        (Needs::BringUp, Phase::Init | Phase::Recovery | Phase::Start) => None,
         (Needs::BringUp, _) => Some(Na::NotAsked),
-        (_, Phase::Run) => None,
+        (_, Phase::Run | Phase::Start) => None,
         // Its queues have gone, or are not there yet: bus mastering is off until the first (R10).
         (Needs::Queue, Phase::Init | Phase::Idle | Phase::DestroyMr | Phase::Recovery) => {
             Some(Na::NoQueue)
@@ -336,7 +355,9 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
 /// life of a device takes, from the protocol and the contract.
 fn is_asked(truth: &Truth, phase: Phase) -> bool {
     let silent = &truth.silent.0;
-    silent.is_empty() || silent.iter().any(|of| asked(*of).contains(&phase))
+    phase == Phase::Start
+        || silent.is_empty()
+        || silent.iter().any(|of| asked(*of).contains(&phase))
 }
 
 fn asked(of: MessageType) -> &'static [Phase] {
@@ -376,8 +397,9 @@ fn asked(of: MessageType) -> &'static [Phase] {
 
 /// How a device may end in a phase; more than one word only where the truth is at an edge.
 fn ends(truth: &Truth, phase: Phase) -> BTreeSet<Word> {
-    // So often in so much time it is recovered, then not any more (R10); it may have been taken back
-    // before.
+    // Each event breaks the life that it finds (C16); the next life begins on a verdict of its own
+    // (R10), until whoever supervises it has tried as often as his policy says. The fault is taken back
+    // when a life is seen to have begun: before that, or after.
     if truth.evidence == Evidence::Errors && phase != Phase::Close {
         return BTreeSet::from([Word::RevokedRecovered, Word::RevokedFenced]);
     }
@@ -494,11 +516,18 @@ fn verdict(truth: &Truth, phase: Phase) -> Word {
     }
 }
 
-/// With a server that does not answer nothing is proven any more, from its first silence on: what is
-/// mapped then stays (C46; the end of a server proves something only to who spawned it, R3).
+/// With a server that keeps silent.
+///
+/// It is believed for what it answered, and for nothing else (R1): an unmap that it acknowledged is a
+/// ground, whatever it kept to itself (R3.2); one that it did not is none. So it is asked for the
+/// unmaps all the same after silence about a reset, configuration space or interrupts: those steps of
+/// the ladder are timed out, and the ladder goes on (R4, C35). One that does not answer about a
+/// register or a mapping hangs: what is mapped then stays until whoever spawned it sees its end (R3).
+///
+/// Nobody is stopped, and none can be brought up, who does not answer (R4, R10).
 fn unanswered(truth: &Truth, phase: Phase) -> Word {
     let only = |of| truth.silent.0 == [of];
-    // A reset is the one question that may stay open: the rest goes on (C35).
+    // The rest goes on (C35).
     if only(MessageType::Reset) {
         let like = Truth {
             reset: Reset::Hangs,
@@ -510,27 +539,30 @@ fn unanswered(truth: &Truth, phase: Phase) -> Word {
             _ => verdict(&like, phase),
         };
     }
-    let unmaps = truth.silent.0.is_empty() || only(MessageType::Unmap);
-    let mapped = match phase {
+    let is_asked_on = match truth.silent.0[..] {
+        [MessageType::Config | MessageType::SetIrqs] => true,
+        // The ladder's first are of configuration space.
+        [MessageType::Read | MessageType::Write] => phase == Phase::Ladder,
+        _ => false,
+    };
+    let is_mapped = match phase {
         Phase::Idle => false,
-        // The region goes before anything else is asked, and so do the queues before the command
-        // word of an idle close.
-        Phase::DestroyMr => unmaps,
-        Phase::DestroyRq | Phase::DestroySq => !only(MessageType::Config),
-        // A server is believed for what it answers (R1): the unmaps, whatever else it kept to itself.
-        Phase::Ladder => unmaps,
-        Phase::Close if only(MessageType::SetIrqs) => return Word::RevokedClosed,
-        // Queues are stopped by registers first, and one that was not read is not stopped.
-        Phase::Close => !only(MessageType::Config),
-        // Everything was released; a map that is not answered may be there.
+        // The queues have gone, and the region goes before anything else is asked.
+        Phase::DestroyMr => truth.silent.0.is_empty() || only(MessageType::Unmap),
+        // Queues are stopped by registers, and all is unmapped, before the command word is written.
+        Phase::DestroyRq | Phase::DestroySq | Phase::Close => !only(MessageType::Config),
+        // Everything was released before; a map that is not answered may be there (R2).
         Phase::Recovery => only(MessageType::Map),
         _ => true,
     };
-    if mapped {
-        Word::QuarantinedFenced
-    } else {
-        Word::RevokedFenced
+    if is_mapped && !is_asked_on {
+        return Word::QuarantinedFenced;
     }
+    // Bus mastering and the reset were answered; only who wants to live again needs interrupts.
+    if only(MessageType::SetIrqs) && phase == Phase::Close {
+        return Word::RevokedClosed;
+    }
+    Word::RevokedFenced
 }
 
 /// A whole run: the worst of what its parts come to, in the order of its exit codes.
@@ -552,8 +584,8 @@ fn run(truth: &Truth) -> BTreeSet<Word> {
         })
         .map(|part| ends(truth, part))
         .collect();
-    // Doorbells that are not taken may be seen to hang before any write is waited for: then the ladder
-    // runs over a connection that still answers its unmaps.
+    // Doorbells that are not taken are seen to hang (R11), and the ladder's first write is of
+    // configuration space; or a destroy waits for a register first: whichever comes first.
     if truth.silent.0 == [MessageType::Write] {
         return BTreeSet::from([Word::RevokedFenced, Word::QuarantinedFenced]);
     }
@@ -567,6 +599,38 @@ fn run(truth: &Truth) -> BTreeSet<Word> {
         .flatten()
         .filter(|word| Some(badness(word)) >= least);
     worst.copied().collect()
+}
+
+/// A whole run whose fault is there first: an open comes before all else.
+fn start(truth: &Truth) -> BTreeSet<Word> {
+    if is_spent(truth) {
+        return BTreeSet::from([Word::Ok]);
+    }
+    // An open maps nothing, and a port without memory is none: refused, unless what nobody answered
+    // may be mapped (R2: attributed from before the call).
+    if truth.map == Map::Refused {
+        return BTreeSet::from([Word::Refused]);
+    }
+    if truth.silent.0 == [MessageType::Map] {
+        return BTreeSet::from([Word::QuarantinedFenced]);
+    }
+    let opened = match untouched(truth, Phase::Init, Tier::T1) {
+        Some(_) => BTreeSet::from([Word::Ok]),
+        None => ends(truth, Phase::Init),
+    };
+    if opened == BTreeSet::from([Word::Refused]) {
+        return opened;
+    }
+    let refused = opened.into_iter().filter(|word| *word == Word::Refused);
+    match untouched(truth, Phase::Run, Tier::T1) {
+        Some(_) => refused.chain([Word::Ok]).collect(),
+        None => refused.chain(run(truth)).collect(),
+    }
+}
+
+/// What happens once has happened before anybody opened the device.
+fn is_spent(truth: &Truth) -> bool {
+    truth.evidence == Evidence::Reset || truth.by == By::Process
 }
 
 fn badness(word: &Word) -> u8 {

@@ -18,7 +18,7 @@ pub enum Result {
     /// It did not.
     Failed(String),
     /// It does not, because of a bug that is known.
-    Open(String),
+    KnownRed(String),
     /// The emulator does not have the fault.
     NotOffered,
 }
@@ -35,7 +35,7 @@ pub struct Counts {
     /// Played and wrong.
     pub failed: usize,
     /// Wrong, and known to be.
-    pub open: usize,
+    pub known_red: usize,
     /// The emulator does not have the fault.
     pub not_offered: usize,
     /// Demanded and not played this time.
@@ -56,7 +56,7 @@ pub fn count(table: &Table, results: &Results, tier: Tier) -> Counts {
                 (_, None) => &mut counts.not_played,
                 (_, Some(Result::Passed(_))) => &mut counts.passed,
                 (_, Some(Result::Failed(_))) => &mut counts.failed,
-                (_, Some(Result::Open(_))) => &mut counts.open,
+                (_, Some(Result::KnownRed(_))) => &mut counts.known_red,
                 (_, Some(Result::NotOffered)) => &mut counts.not_offered,
             } += 1;
         }
@@ -82,11 +82,11 @@ pub fn markdown(table: &Table, results: &Results, tier: Tier) -> String {
         for phase in Phase::ALL {
             let demanded = row.cell(*phase, tier);
             let result = results.get(name).and_then(|cells| cells.get(phase));
-            let _ = match (demanded, result, row.open(*phase)) {
+            let _ = match (demanded, result, table.known_red(name, *phase)) {
                 (Cell::NotApplicable(why), ..) => write!(text, " n/a: {why} |"),
                 (cell, Some(Result::Failed(_)), _) => write!(text, " {cell} (**failed**) |"),
                 (cell, Some(Result::NotOffered), _) => write!(text, " {cell} (not offered) |"),
-                (cell, _, Some(_)) => write!(text, " {cell} (*open*) |"),
+                (cell, _, Some(_)) => write!(text, " {cell} (*known red*) |"),
                 (cell, ..) => write!(text, " {cell} |"),
             };
         }
@@ -115,14 +115,14 @@ pub fn page(table: &Table) -> String {
             let _ = writeln!(text, "- {name}: {why}");
         }
     }
-    let open = table.rows.iter().flat_map(|(name, row)| {
-        let cells = row.open.iter();
-        cells.map(move |(phase, what)| format!("- {name} in {phase}: {what}\n"))
-    });
-    let open: String = open.collect();
-    if !open.is_empty() {
-        text.push_str("\n## Open\n\nCells that are red because of a bug that is known; the demand stands.\n\n");
-        text += &open;
+    if !table.known_red.is_empty() {
+        text.push_str(
+            "\n## Known red\n\nThe driver is known to fail these cells; the demand stands.\n\n",
+        );
+    }
+    for (name, known) in &table.known_red {
+        let phases: Vec<&str> = known.phases.iter().map(|phase| phase.word()).collect();
+        let _ = writeln!(text, "- {name} in {}: {}", phases.join(", "), known.reason);
     }
     text
 }
@@ -133,7 +133,7 @@ struct Line<'a> {
     phase: &'a str,
     demanded: String,
     result: Option<&'a Result>,
-    open: Option<&'a str>,
+    known_red: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -158,7 +158,7 @@ pub fn write(folder: &Path, table: &Table, results: &Results, tier: Tier) -> io:
                 phase: phase.word(),
                 demanded: row.cell(*phase, tier).to_string(),
                 result: results.get(name).and_then(|cells| cells.get(phase)),
-                open: row.open(*phase),
+                known_red: table.known_red(name, *phase),
             });
         }
     }

@@ -12,21 +12,25 @@ use crate::fixture::{Outcome, ensure, ensure_eq};
 use crate::report::Report;
 use crate::tool;
 
-/// Frames after which the fault begins.
+/// Frames after which the fault begins, unless it is there first.
 const FRAMES: u32 = 300;
 /// How long a run may take, attempts at a recovery and the ladder's deadlines included: by the
 /// defaults of [`Deadlines`](failstop::ladder::Deadlines) about 50 s for a ladder, four times.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Runs the tool under a row's faults, and says in words how it ended.
+/// Runs the tool under a row's faults, there from the first message on or after some frames, and says
+/// in words how it ended.
 ///
 /// # Errors
 ///
 /// [`NotSeen`].
-pub fn judge(name: &str, row: &Row) -> Result<String, NotSeen> {
+pub fn judge(name: &str, row: &Row, phase: Phase) -> Result<String, NotSeen> {
     let mut device = "emu:82576".to_owned();
     for fault in faults(name, row) {
-        device += &format!(",fault={fault}@{FRAMES}");
+        device += &match phase {
+            Phase::Start => format!(",fault={fault}"),
+            _ => format!(",fault={fault}@{FRAMES}"),
+        };
     }
     let mut child = Command::new(tool::path()?)
         .args(["run", &device, "--seconds", "0.5", "--json"])
@@ -58,14 +62,14 @@ pub fn judge(name: &str, row: &Row) -> Result<String, NotSeen> {
     if status.code() == Some(2) {
         return Err(NotSeen::NotOffered(err));
     }
-    check(row, status.code(), &out, &err)?;
+    check(row, phase, status.code(), &out, &err)?;
     Ok(format!("exit {}", status.code().unwrap_or_default()))
 }
 
-fn check(row: &Row, code: Option<i32>, out: &str, err: &str) -> Outcome {
+fn check(row: &Row, phase: Phase, code: Option<i32>, out: &str, err: &str) -> Outcome {
     let said = || format!("{out}{err}");
     ensure(!err.contains("panicked"), said)?;
-    let Cell::OneOf(verdicts) = row.cell(Phase::Run, Tier::T1) else {
+    let Cell::OneOf(verdicts) = row.cell(phase, Tier::T1) else {
         return Ok(());
     };
     let exits: Vec<i32> = verdicts.iter().map(|verdict| verdict.exit.into()).collect();
@@ -75,6 +79,11 @@ fn check(row: &Row, code: Option<i32>, out: &str, err: &str) -> Outcome {
             said()
         )
     })?;
+    let told = format!("{out}{err}");
+    // Where nothing is left to wish, nobody needs to be told.
+    if code.is_some_and(|code| code > 1) {
+        row.is_told(&told)?;
+    }
     if code == Some(3) {
         return Ok(());
     }
@@ -92,7 +101,7 @@ fn check(row: &Row, code: Option<i32>, out: &str, err: &str) -> Outcome {
         code == Some(4),
         "memory is kept",
     )?;
-    if row.blocked.contains(&Phase::Run) {
+    if row.blocked.contains(&phase) {
         ensure(report.stray_dma.is_some_and(|stray| stray > 0), || {
             format!("the translation blocked nothing: {}", said())
         })?;

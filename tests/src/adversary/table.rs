@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use failstop_scenario::Spec;
 use serde::Deserialize;
@@ -14,47 +15,16 @@ use super::demand::Truth;
 /// The file, as it was when this was built.
 const TEXT: &str = include_str!("../../adversary/verdicts.toml");
 
-/// A variant a word: for the file, for printing, and in order.
+/// [`failstop_scenario::words`] that the file is written in, too.
 macro_rules! words {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum $name {
-            $($(#[$doc])* $variant,)+
-        }
-
-        impl $name {
-            /// Every one, in order.
-            pub const ALL: &[Self] = &[$(Self::$variant,)+];
-
-            /// The word for it.
-            #[must_use]
-            pub const fn word(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $word,)+
-                }
-            }
-        }
-
-        impl std::str::FromStr for $name {
-            type Err = $crate::adversary::table::NotInTable;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                let found = Self::ALL.iter().find(|one| one.word() == text);
-                found.copied().ok_or_else(|| $crate::adversary::table::NotInTable(text.to_owned()))
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(self.word())
-            }
-        }
+    ($(#[$meta:meta])* $name:ident { $($body:tt)* }) => {
+        failstop_scenario::words! { $(#[$meta])* $name { $($body)* } }
 
         impl<'de> serde::Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 let word = String::deserialize(from)?;
-                word.parse().map_err(serde::de::Error::custom)
+                let parsed = word.parse();
+                parsed.map_err(|_| serde::de::Error::custom($crate::adversary::table::NotInTable(word)))
             }
         }
     };
@@ -95,6 +65,8 @@ words! {
         Close = "close",
         /// A whole `failstop run`, its teardown included, from soon after its first frames.
         Run = "run",
+        /// The same with the fault there before the device is opened, as `emu:82576,fault=NAME` has it.
+        Start = "start",
     }
 }
 
@@ -176,7 +148,7 @@ impl FromStr for Verdict {
         let not = || NotInTable(text.to_owned());
         let (word, exit) = text.rsplit_once(' ').ok_or_else(not)?;
         Ok(Self {
-            word: word.parse()?,
+            word: word.parse().map_err(|_| not())?,
             exit: exit.parse().map_err(|_| not())?,
         })
     }
@@ -216,7 +188,8 @@ impl FromStr for Cell {
 
     fn from_str(text: &str) -> Result<Self, NotInTable> {
         if let Some(why) = text.strip_prefix("na: ") {
-            return why.parse().map(Self::NotApplicable);
+            let why = why.parse().map_err(|_| NotInTable(text.to_owned()))?;
+            return Ok(Self::NotApplicable(why));
         }
         let verdicts = text.split(" / ").map(str::parse);
         verdicts.collect::<Result<_, _>>().map(Self::OneOf)
@@ -251,12 +224,27 @@ pub struct Row {
     pub blocked: BTreeSet<Phase>,
     /// Why it is as it is, where that is not obvious.
     pub why: Option<String>,
-    /// Cells that are red because of a bug that is known: which, and what was seen. The demand stands.
-    #[serde(default)]
-    pub open: BTreeMap<String, String>,
 }
 
 impl Row {
+    /// Whether a person is told what happened (R13).
+    ///
+    /// # Errors
+    ///
+    /// Names the word that is missing.
+    pub fn is_told(&self, text: &str) -> Result<(), String> {
+        let told = text.to_lowercase();
+        let is_missing = |part: &&String| {
+            !part
+                .split('|')
+                .any(|word| told.contains(&word.to_lowercase()))
+        };
+        match self.message.iter().find(is_missing) {
+            Some(part) => Err(format!("nobody is told of `{part}`:\n{text}")),
+            None => Ok(()),
+        }
+    }
+
     /// What is demanded in a phase.
     ///
     /// # Panics
@@ -273,15 +261,9 @@ impl Row {
                 cell
             }
             (Some(all), ..) => all,
-            (None, ..) if phase == Phase::Run => NO_RUN,
+            (None, ..) if matches!(phase, Phase::Run | Phase::Start) => NO_RUN,
             (None, _, cell) => cell,
         }
-    }
-
-    /// Why the cell is known to be red, if it is.
-    #[must_use]
-    pub fn open(&self, phase: Phase) -> Option<&str> {
-        self.open.get(phase.word()).map(String::as_str)
     }
 }
 
@@ -294,6 +276,69 @@ pub struct Table {
     /// The rows by name: the emulator's form of a fault, several with `+`, or `host-...`.
     #[serde(rename = "fault")]
     pub rows: BTreeMap<String, Row>,
+    /// Cells that are red because of a bug that is known, by row. The demand stands.
+    #[serde(rename = "known-red", default)]
+    pub known_red: BTreeMap<String, KnownRed>,
+}
+
+/// Cells of a row that the driver is known to fail.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct KnownRed {
+    /// In which phases.
+    pub phases: BTreeSet<Phase>,
+    /// What is seen, and why.
+    pub reason: String,
+    /// From this day on they are red like any other.
+    pub expires: Day,
+}
+
+/// A day, `YYYY-MM-DD`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Day {
+    /// Since 1970-01-01.
+    days: u64,
+}
+
+impl Day {
+    /// Today, by the machine's clock.
+    #[must_use]
+    pub fn today() -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let days = since.unwrap_or_default().as_secs() / 86_400;
+        Self { days }
+    }
+}
+
+impl FromStr for Day {
+    type Err = NotInTable;
+
+    fn from_str(text: &str) -> Result<Self, NotInTable> {
+        let not = || NotInTable(text.to_owned());
+        let mut parts = text.splitn(3, '-').map(|part| part.parse::<u64>().ok());
+        let mut part = || parts.next().flatten().ok_or_else(not);
+        let (year, month, day) = (part()?, part()?, part()?);
+        if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || !(1..=31).contains(&day)
+        {
+            return Err(not());
+        }
+        // Years that begin in March, so that a leap day is the last of its year.
+        let (year, month) = if month > 2 {
+            (year, month - 3)
+        } else {
+            (year - 1, month + 9)
+        };
+        let leaps = year / 4 - year / 100 + year / 400;
+        // To the first of March of the year 0, and from there to 1970.
+        let days = 365 * year + leaps + (153 * month + 2) / 5 + day - 1 - 719_468;
+        Ok(Self { days })
+    }
+}
+
+impl<'de> Deserialize<'de> for Day {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// A table that cannot be used.
@@ -317,6 +362,12 @@ pub enum TableError {
         row: String,
         /// The word.
         source: NotInTable,
+    },
+    /// Cells are known to be red of a row that there is not.
+    #[error("verdicts.toml: [known-red] names {row}, which is no fault")]
+    NoRow {
+        /// The row.
+        row: String,
     },
     /// No emulator could have that fault.
     #[error("verdicts.toml: {row}: {reason}")]
@@ -348,6 +399,13 @@ impl Table {
     /// [`TableError`].
     pub fn parse(text: &str) -> Result<Self, TableError> {
         let table: Self = toml::from_str(text)?;
+        if let Some(row) = table
+            .known_red
+            .keys()
+            .find(|row| !table.rows.contains_key(*row))
+        {
+            return Err(TableError::NoRow { row: row.clone() });
+        }
         for why in NotApplicable::ALL {
             if !table.na.contains_key(why.word()) {
                 return Err(TableError::Unexplained(*why));
@@ -361,11 +419,11 @@ impl Table {
                     phase: *phase,
                 });
             }
-            let phases = row.cells.keys().chain(row.open.keys());
-            for phase in phases {
-                phase.parse::<Phase>().map_err(|source| TableError::Phase {
+            for phase in row.cells.keys() {
+                let parsed = phase.parse::<Phase>();
+                parsed.map_err(|_| TableError::Phase {
                     row: name.clone(),
-                    source,
+                    source: NotInTable(phase.clone()),
                 })?;
             }
             for fault in faults(name, row) {
@@ -376,6 +434,14 @@ impl Table {
             }
         }
         Ok(table)
+    }
+
+    /// Why a cell is known to be red, if it is, and still may be.
+    #[must_use]
+    pub fn known_red(&self, row: &str, phase: Phase) -> Option<&str> {
+        let known = self.known_red.get(row)?;
+        let holds = known.phases.contains(&phase) && Day::today() < known.expires;
+        holds.then_some(&*known.reason)
     }
 }
 
@@ -451,6 +517,17 @@ mod tests {
             Table::parse(text),
             Err(TableError::Unexplained(_))
         ));
+    }
+
+    #[test]
+    fn days_are_counted_as_calendars_do() {
+        let days = |text: &str| text.parse::<Day>().map(|day| day.days).ok();
+        assert_eq!(days("1970-01-01"), Some(0));
+        assert_eq!(days("2000-03-01"), Some(11_017));
+        assert_eq!(days("2026-12-31"), Some(20_818));
+        for text in ["2026-13-01", "2026-12", "1969-12-31", "tomorrow", ""] {
+            assert_eq!(days(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 
 use crate::protocol::Run;
+use crate::tiers::MatrixTier;
 use crate::vm::{Boot, Kernel, Setup, topologies};
 use crate::{bench, mutate, rules, tiers};
 
@@ -46,8 +47,11 @@ enum Cli {
         #[arg(long)]
         record: bool,
     },
-    /// Plays every fault in every phase of a device's life on T1, and prints a table of what came of it.
+    /// Plays every fault in every phase of a device's life, and writes tables of what came of it.
     Matrix {
+        /// Where: t1 (over vfio-user), t3 (by a guest's kernel VFIO); t1 without.
+        #[arg(long)]
+        tier: Option<MatrixTier>,
         /// Renews tests/adversary/MATRIX.md from verdicts.toml first.
         #[arg(long)]
         write: bool,
@@ -142,7 +146,7 @@ pub fn main() -> ExitCode {
         Cli::Hil => tiers::hardware_in_the_loop(),
         Cli::Rules { all } => rules::main(all),
         Cli::Mutate { only, list, record } => mutate::main(&only, list, record),
-        Cli::Matrix { write } => tiers::matrix(write),
+        Cli::Matrix { tier, write } => tiers::matrix(tier, write),
         Cli::Bench { only, asm } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {

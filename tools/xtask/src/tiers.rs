@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
 use crate::vm::Setup;
 use crate::{bench, mutate, rules};
@@ -318,13 +319,22 @@ fn t0(tier: &mut Tier, others: &[String]) -> Result<()> {
     tier.tests("documentation tests", pretty(documentation))
 }
 
-/// Plays every cell of the matrix of faults on T1, and prints where the tables are. With `write` the
-/// page of what is demanded is renewed first.
+/// Where the matrix of faults is played.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum MatrixTier {
+    /// The emulator over vfio-user.
+    T1,
+    /// The emulator as a function of a guest, by kernel VFIO.
+    T3,
+}
+
+/// Plays every cell of the matrix of faults, on one tier or on both, and prints where the tables are.
+/// With `write` the page of what is demanded is renewed first.
 ///
 /// # Errors
 ///
 /// When cargo cannot be run.
-pub fn matrix(write: bool) -> Result<ExitCode> {
+pub fn matrix(only: Option<MatrixTier>, write: bool) -> Result<ExitCode> {
     let tier = timed(Tier::new("matrix"), |tier| {
         if write {
             let mut page = cargo(&[
@@ -337,9 +347,17 @@ pub fn matrix(write: bool) -> Result<ExitCode> {
             page.env("FAILSTOP_WRITE", "1");
             tier.some_tests("MATRIX.md", pretty(page))?;
         }
-        tier.some_tests("matrix", suite_command("adversary", true))
+        if only != Some(MatrixTier::T3) {
+            tier.some_tests("matrix on T1", suite_command("adversary", true))?;
+        }
+        if only == Some(MatrixTier::T3) {
+            let mut command = suite_command("t3", true);
+            command.arg("matrix/");
+            tier.some_tests("matrix on T3", command)?;
+        }
+        Ok(())
     })?;
-    eprintln!("the tables are target/adversary/matrix-t1.md and matrix-t1.json");
+    eprintln!("the tables are target/adversary/matrix-TIER.md and matrix-TIER.json");
     Ok(summary(&[tier]))
 }
 
