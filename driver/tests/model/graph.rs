@@ -5,26 +5,24 @@ use std::collections::VecDeque;
 use failstop::objects::CreateError;
 use failstop::owned::{Object, Owned};
 use failstop_pci::id::Generation;
-use proptest::prelude::*;
-use proptest::test_runner::TestCaseError;
 
-use crate::scripted::{self, FRAME, FRAMES, RX, TX};
-use crate::steps::Of;
-use crate::{Checked, Handle, Receiver, Region, Sender, World, poison};
+use super::scripted::{self, FRAME, FRAMES, RX, TX};
+use super::steps::Of;
+use super::{Breach, Checked, Handle, Receiver, Region, Sender, World, poison};
 
 impl World {
     pub(crate) fn expect_created<T>(
         &mut self,
         life: Generation,
         made: Result<T, CreateError>,
-    ) -> Result<Option<T>, TestCaseError> {
+    ) -> Result<Option<T>, Breach> {
         match made {
             Ok(made) => {
-                prop_assert!(!self.is_broken(life), "made on a broken device");
+                ensure!(!self.is_broken(life), "made on a broken device");
                 Ok(Some(made))
             }
             Err(error) => {
-                prop_assert!(
+                ensure!(
                     self.is_broken(life) || self.faulty,
                     "refused without a reason: {error}"
                 );
@@ -143,10 +141,10 @@ impl World {
             },
         };
         match refused {
-            None => prop_assert!(!self.is_broken(life) && !wrong, "made of what is not there"),
+            None => ensure!(!self.is_broken(life) && !wrong, "made of what is not there"),
             Some(error) => {
                 let reason = self.is_broken(life) || self.faulty || wrong;
-                prop_assert!(reason, "refused without a reason: {error}");
+                ensure!(reason, "refused without a reason: {error}");
             }
         }
         Ok(())
@@ -258,7 +256,7 @@ impl World {
                             busy = Some(true);
                         }
                         None => {
-                            prop_assert!(rx.lied || before.posted == rx.posted);
+                            ensure!(rx.lied || before.posted == rx.posted);
                             gone = Some(before);
                             busy = Some(false);
                         }
@@ -276,7 +274,7 @@ impl World {
                             busy = Some(true);
                         }
                         None => {
-                            prop_assert_eq!(before.posted, tx.posted);
+                            ensure_eq!(before.posted, tx.posted);
                             gone = Some(before);
                             busy = Some(false);
                         }
@@ -287,21 +285,21 @@ impl World {
         if let Some(before) = gone {
             let tally = self.device.completions();
             self.finished += before.flush();
-            prop_assert_eq!(tally.posted, self.finished.posted);
-            prop_assert_eq!(tally.outstanding(), 0);
+            ensure_eq!(tally.posted, self.finished.posted);
+            ensure_eq!(tally.outstanding(), 0);
             self.finished = tally;
         }
         let Some(busy) = busy else { return Ok(()) };
         if broken {
-            prop_assert!(!busy || in_use, "busy on a broken device");
-            prop_assert_eq!(self.bench.script.calls(), calls, "a provider's command");
-            prop_assert_eq!(
+            ensure!(!busy || in_use, "busy on a broken device");
+            ensure_eq!(self.bench.script.calls(), calls, "a provider's command");
+            ensure_eq!(
                 self.bench.function.log(),
                 vec![],
                 "a broken device was touched"
             );
         } else if may_fail {
-            prop_assert!(
+            ensure!(
                 busy == in_use || self.faulty,
                 "busy {}, in use {}",
                 busy,

@@ -5,11 +5,9 @@ use failstop::queues::lifecycle::Cause;
 use failstop_dma::ledger::State;
 use failstop_pci::config::Command;
 use failstop_pci::testing::Happened;
-use proptest::prelude::*;
-use proptest::test_runner::TestCaseError;
 
-use crate::scripted::{QUEUES, WAYS};
-use crate::{Behind, Burned, Checked, World};
+use super::scripted::{QUEUES, WAYS};
+use super::{Behind, Breach, Burned, Checked, World};
 
 impl World {
     /// Takes note of a break, and what was mapped then; where nothing holds the ladder up, waits for
@@ -25,7 +23,7 @@ impl World {
             let burned = mapped.map(|(start, len)| Burned { start, len });
             self.burned.extend(burned);
             let asked = matches!(cause, Cause::User | Cause::Closed);
-            prop_assert!(asked || self.faulty, "broken without a reason: {cause}");
+            ensure!(asked || self.faulty, "broken without a reason: {cause}");
         }
         if self.hold.is_some() || self.settled {
             return Ok(());
@@ -33,19 +31,19 @@ impl World {
         self.settled = true;
         let report = self.device.revocation();
         let Some(report) = report else {
-            return Err(TestCaseError::fail("a ladder without a report"));
+            return Err("a ladder without a report".to_owned().into());
         };
         let mapped = self.bench.function.mapped();
         if report.verdict == Word::Revoked {
-            prop_assert_eq!(&mapped, &vec![], "revoked, and still mapped: {}", report);
+            ensure_eq!(&mapped, &vec![], "revoked, and still mapped: {}", report);
         }
         if !self.faulty {
-            prop_assert_eq!(report.verdict, Word::Revoked, "{}", report);
-            prop_assert!(report.is_stopped(), "{report}");
+            ensure_eq!(report.verdict, Word::Revoked, "{}", report);
+            ensure!(report.is_stopped(), "{report}");
         }
         // What an earlier life left behind goes on the stop that ended that one.
         if self.behind == Behind::Nothing && !report.is_stopped() && report.generation == 1 {
-            prop_assert_eq!(report.released_bytes, 0, "{}", report);
+            ensure_eq!(report.released_bytes, 0, "{}", report);
         }
         self.check_hands()
     }
@@ -58,9 +56,9 @@ impl World {
         self.watch_log()?;
         match recovered {
             Ok(generation) => {
-                prop_assert!(self.broken);
-                prop_assert_eq!(generation, before.next());
-                prop_assert!(
+                ensure!(self.broken);
+                ensure_eq!(generation, before.next());
+                ensure!(
                     !self.bench.function.is_master(),
                     "master before the first queue"
                 );
@@ -68,14 +66,14 @@ impl World {
                     .into_iter()
                     .flat_map(|way| (0..QUEUES).map(move |q| (way, q)))
                 {
-                    prop_assert_eq!(self.bench.queue(way, queue), None);
+                    ensure_eq!(self.bench.queue(way, queue), None);
                 }
                 self.broken = false;
                 self.settled = false;
             }
             Err(error) => {
-                prop_assert_eq!(self.device.generation(), before);
-                prop_assert!(!self.broken || self.faulty, "not recovered: {error}");
+                ensure_eq!(self.device.generation(), before);
+                ensure!(!self.broken || self.faulty, "not recovered: {error}");
             }
         }
         Ok(())
@@ -102,25 +100,25 @@ impl World {
                 .left
                 .iter()
                 .any(|line| (line.iova.0, line.len) == (*start, *len));
-            prop_assert!(
+            ensure!(
                 listed,
                 "{start:#x} is mapped after the close, and not in its report"
             );
         }
         if !faulty {
-            prop_assert_eq!(report.left, vec![]);
-            prop_assert!(!function.is_master());
+            ensure_eq!(report.left, vec![]);
+            ensure!(!function.is_master());
         }
-        prop_assert_eq!(report.completions.posted, finished.posted);
+        ensure_eq!(report.completions.posted, finished.posted);
         let mut kits = kits;
         for kit in &mut kits {
             let mut hand = Vec::new();
             if let Some(rx) = &mut kit.rx {
-                prop_assert_eq!(rx.rq.burst(&mut hand), 0);
+                ensure_eq!(rx.rq.burst(&mut hand), 0);
             }
             if let Some(tx) = &mut kit.tx {
                 tx.sq.reap();
-                prop_assert_eq!(tx.sq.completions().outstanding(), 0);
+                ensure_eq!(tx.sq.completions().outstanding(), 0);
             }
         }
         drop((kits, orphans));
@@ -128,7 +126,7 @@ impl World {
     }
 
     /// Takes the function's log, and checks each map in it against what was handed out before.
-    pub(crate) fn watch_log(&mut self) -> Result<Vec<Happened>, TestCaseError> {
+    pub(crate) fn watch_log(&mut self) -> Result<Vec<Happened>, Breach> {
         let log = self.bench.function.take_log();
         for happened in &log {
             match *happened {
@@ -140,7 +138,7 @@ impl World {
                         .burned
                         .iter()
                         .find(|old| iova < old.start + old.len && old.start < iova + len);
-                    prop_assert!(
+                    ensure!(
                         clash.is_none(),
                         "{iova:#x} is handed out again before proof"
                     );
@@ -159,20 +157,20 @@ impl World {
             let listed = lines
                 .iter()
                 .any(|line| (line.iova.0, line.len) == (*start, *len));
-            prop_assert!(listed, "{start:#x} is mapped and not in the ledger");
+            ensure!(listed, "{start:#x} is mapped and not in the ledger");
         }
         for line in lines.iter().filter(|line| line.state == State::Live) {
-            prop_assert!(
+            ensure!(
                 mapped.contains(&(line.iova.0, line.len)),
                 "{line:?} is not mapped"
             );
         }
         let totals = self.device.ledger().totals();
         if !self.faulty {
-            prop_assert_eq!(totals.quarantined_mappings, 0);
+            ensure_eq!(totals.quarantined_mappings, 0);
         }
         if self.broken && self.settled {
-            prop_assert_eq!(totals.live_mappings, 0);
+            ensure_eq!(totals.live_mappings, 0);
         }
         // What the device may still be aimed at.
         let knows = WAYS

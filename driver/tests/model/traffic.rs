@@ -1,10 +1,8 @@
 //! Frames: what is posted ends once, and what is in a caller's hands stays as it was.
 
-use proptest::prelude::*;
-
-use crate::scripted::{FRAME, Way};
-use crate::steps::Of;
-use crate::{Checked, POISON, World, poison};
+use super::scripted::{FRAME, Way};
+use super::steps::Of;
+use super::{Checked, POISON, World, poison};
 
 impl World {
     pub(crate) fn post(&mut self, at: usize, frames: usize) -> Checked {
@@ -19,8 +17,8 @@ impl World {
         }
         let frames = frames.min(region.hand.len());
         let sent = tx.sq.burst(&mut region.hand[..frames]);
-        prop_assert!(!broken || sent == 0, "posted on a broken device");
-        prop_assert_eq!(tx.sq.refused(), 0);
+        ensure!(!broken || sent == 0, "posted on a broken device");
+        ensure_eq!(tx.sq.refused(), 0);
         tx.posted += sent as u64;
         region.hand[..sent].iter_mut().for_each(poison);
         Ok(())
@@ -34,18 +32,18 @@ impl World {
         };
         tx.sq.reap();
         let now = tx.sq.completions();
-        prop_assert_eq!(now.posted, tx.posted);
-        prop_assert!(
+        ensure_eq!(now.posted, tx.posted);
+        ensure!(
             tx.lied || now.success <= tx.sent,
             "{:?}, sent {}",
             now,
             tx.sent
         );
         if !tx.lied && tx.sent == tx.posted {
-            prop_assert_eq!(now.outstanding(), 0);
+            ensure_eq!(now.outstanding(), 0);
         }
-        prop_assert!(settled || now.flushed == 0, "flushed before the verdict");
-        prop_assert!(!settled || now.outstanding() == 0, "not flushed: {:?}", now);
+        ensure!(settled || now.flushed == 0, "flushed before the verdict");
+        ensure!(!settled || now.outstanding() == 0, "not flushed: {:?}", now);
         Ok(())
     }
 
@@ -73,21 +71,21 @@ impl World {
             } else {
                 frames.min(rx.written.len())
             };
-            prop_assert_eq!(got, expected, "delivered of {:?}", rx.written);
+            ensure_eq!(got, expected, "delivered of {:?}", rx.written);
             for frame in &region.hand[..got] {
                 let mut bytes = [0; 60];
-                prop_assert_eq!((frame.copy_to(&mut bytes), frame.len()), (60, 60));
+                ensure_eq!((frame.copy_to(&mut bytes), frame.len()), (60, 60));
                 let payload = rx.written.pop_front();
-                prop_assert!(
+                ensure!(
                     bytes.iter().all(|byte| Some(*byte) == payload),
                     "{:?}",
                     payload
                 );
             }
-            prop_assert_eq!((now.posted, now.success), (rx.posted, rx.delivered));
-            prop_assert!(settled || now.flushed == 0, "flushed before the verdict");
+            ensure_eq!((now.posted, now.success), (rx.posted, rx.delivered));
+            ensure!(settled || now.flushed == 0, "flushed before the verdict");
             rx.ended |= settled && got == 0 && rx.written.is_empty();
-            prop_assert!(
+            ensure!(
                 !rx.ended || now.outstanding() == 0,
                 "not flushed: {:?}",
                 now
@@ -179,7 +177,7 @@ impl World {
         {
             let mut bytes = [0; FRAME as usize];
             frame.copy_to(&mut bytes);
-            prop_assert!(
+            ensure!(
                 bytes.iter().all(|byte| *byte == POISON),
                 "{frame:?}: {bytes:x?}"
             );

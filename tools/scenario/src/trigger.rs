@@ -145,7 +145,7 @@ impl FromStr for Trigger {
         let mut counts = Vec::new();
         for part in text.split('+') {
             let part = part.trim();
-            if part != "now" && part != "0" {
+            if part != "now" && part.parse() != Ok(0u32) {
                 counts.push(count(part).ok_or_else(|| NoMoment(part.to_owned()))?);
             }
         }
@@ -234,6 +234,7 @@ mod tests {
     fn now_and_no_frames_wait_for_nothing() {
         assert_eq!("now".parse(), Ok(Trigger::now()));
         assert_eq!("0".parse(), Ok(Trigger::now()));
+        assert_eq!("00".parse(), Ok(Trigger::now()));
     }
 
     #[test]
