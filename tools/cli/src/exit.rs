@@ -17,6 +17,20 @@ pub(crate) enum Exit {
     Fenced = 5,
 }
 
+impl Exit {
+    /// The end with this code; one that there is not is [`Exit::Wrong`].
+    pub(crate) fn of(code: u8) -> Self {
+        let all = [
+            Self::Clean,
+            Self::NotUsable,
+            Self::Quarantined,
+            Self::Fenced,
+        ];
+        let found = all.into_iter().find(|exit| *exit as u8 == code);
+        found.unwrap_or(Self::Wrong)
+    }
+}
+
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)

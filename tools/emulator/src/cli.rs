@@ -87,6 +87,15 @@ where
     }
 }
 
+/// Whether these arguments, the program's name first, make sense.
+pub fn understands<I, T>(arguments: I) -> bool
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    Arguments::try_parse_from(arguments).is_ok()
+}
+
 fn run(arguments: Arguments) -> anyhow::Result<End> {
     let mut bound = Vec::new();
     let mut bind = |path: &Path| -> anyhow::Result<UnixListener> {

@@ -14,6 +14,8 @@ const OTHERS: &[&str] = &[
     "xtask",
     "failstop-cli",
     "failstop-emulator",
+    "failstop-fuzz",
+    "failstop-replay",
     "failstop-scenario",
 ];
 

@@ -1,0 +1,162 @@
+//! The `failstop` command: its `main`, and what can be asked of its command line from outside.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use failstop::pci::sysfs::Sysfs;
+
+use exit::Exit;
+
+mod bind;
+mod breaking;
+mod emulated;
+mod exit;
+mod flow;
+mod info;
+mod list;
+mod replay;
+mod run;
+mod supervised;
+#[cfg(test)]
+mod testing;
+mod traffic;
+
+/// A userspace driver for PCI network functions: whatever the device does, memory that it could
+/// reach is never given back until it provably cannot reach it any more.
+#[derive(Parser, Debug)]
+#[command(
+    name = "failstop",
+    version,
+    after_help = "Exit codes: 0 clean, 1 frames were lost or changed, 2 usage, 3 device not usable, \
+                  4 memory left in quarantine, 5 device fenced and not recovered."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Opens a device, moves frames in loopback, tears all down and says what the accounts say
+    Run(run::RunArgs),
+    /// Lists the machine's network functions
+    List(list::ListArgs),
+    /// Shows everything about one function, and whether it can be used
+    Info(info::InfoArgs),
+    /// Binds a function to vfio-pci, so that failstop can use it
+    Bind(bind::BindArgs),
+    /// Gives a function back to the kernel's driver
+    Unbind(bind::BindArgs),
+    /// Plays a written scenario, as a test that fails leaves one, and ends as it does
+    Replay(replay::ReplayArgs),
+    /// Serves an emulated device
+    #[command(name = emulated::SUBCOMMAND, hide = true, disable_help_flag = true)]
+    Emulate {
+        /// The emulator's own arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+}
+
+/// The command: does what the process's arguments say, and returns what it should exit with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::Run(args) = &cli.command
+        && let Some(why) = args.contradiction()
+    {
+        Cli::command().error(ErrorKind::ValueValidation, why).exit();
+    }
+    if let Command::Emulate { arguments } = &cli.command {
+        return emulated::emulate(arguments);
+    }
+    match run(&cli.command, &Sysfs::system(), &mut io::stdout().lock()) {
+        Ok(exit) => exit.into(),
+        // Whoever read the output has seen enough.
+        Err(error) if is_broken_pipe(&error) => Exit::Clean.into(),
+        Err(error) => {
+            eprintln!("failstop: {}", explain(&error));
+            Exit::NotUsable.into()
+        }
+    }
+}
+
+/// Whether these arguments, the program's name first, make sense.
+pub fn understands<I, T>(arguments: I) -> bool
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    Cli::try_parse_from(arguments).is_ok_and(|cli| match &cli.command {
+        Command::Run(args) => args.contradiction().is_none(),
+        _ => true,
+    })
+}
+
+fn run(command: &Command, sysfs: &Sysfs, out: &mut dyn Write) -> Result<Exit> {
+    match command {
+        Command::List(args) => list::list(args, sysfs, out),
+        Command::Info(args) => info::info(args, sysfs, out),
+        Command::Bind(args) => bind::bind(args, sysfs, out),
+        Command::Unbind(args) => bind::unbind(args, sysfs, out),
+        Command::Run(args) => run::run(args, out),
+        Command::Replay(args) => replay::replay(args, out),
+        Command::Emulate { .. } => Ok(Exit::Clean),
+    }
+}
+
+/// An error and its causes, each said once: some errors repeat their cause in their own text, so
+/// that they are whole where nobody asks for it.
+fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let written = error.downcast_ref().map(io::Error::kind);
+    let serialised = error
+        .downcast_ref()
+        .and_then(serde_json::Error::io_error_kind);
+    written.or(serialised) == Some(io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn nonsense_is_a_usage_error_that_says_what_is_expected() {
+        let error = Cli::try_parse_from(["failstop", "bind", "eth0"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("like 0000:01:00.0"), "{error}");
+    }
+
+    #[test]
+    fn a_cause_that_the_error_names_itself_is_said_once() {
+        let cause = anyhow::anyhow!("no room");
+        let error = cause.context("RQ 3: no room").context("port 0");
+        assert_eq!(explain(&error), "port 0: RQ 3: no room");
+    }
+
+    #[test]
+    fn unknown_command_is_a_usage_error() {
+        let error = Cli::try_parse_from(["failstop", "frobnicate"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+    }
+}
