@@ -16,3 +16,5 @@ pub mod processes;
 pub mod report;
 pub mod supervised;
 pub mod tool;
+
+pub use net::captured as captured_frames;

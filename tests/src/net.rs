@@ -18,6 +18,15 @@ pub(crate) use cases::{
     what_a_stack_queues_goes_out_in_order_and_comes_back,
 };
 
+/// The frames of a capture.
+///
+/// # Errors
+///
+/// When it is none.
+pub fn captured(pcap: &[u8]) -> Result<Vec<Vec<u8>>, libtest_mimic::Failed> {
+    frames::read(pcap)
+}
+
 /// The address of the kernel's side, and the prefix length that both have.
 const KERNEL_ADDRESS: &str = "192.0.2.1/24";
 /// The address of our side.

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::protocol::Run;
 use crate::tiers::MatrixTier;
 use crate::vm::{Boot, Kernel, Setup, topologies};
-use crate::{bench, mutate, rules, tiers};
+use crate::{bench, fuzz, mutate, rules, soak, tiers};
 
 /// Set-up, tests and virtual machines of failstop.
 #[derive(Parser)]
@@ -55,6 +55,24 @@ enum Cli {
         /// Renews tests/adversary/MATRIX.md from verdicts.toml first.
         #[arg(long)]
         write: bool,
+    },
+    /// Feeds everything that a device, a peer, a file or a person can write with what nobody would. Fails when something gives way.
+    Fuzz {
+        /// How long each target is run.
+        #[arg(long, default_value_t = fuzz::SECONDS)]
+        seconds: u32,
+        /// Only these targets.
+        #[arg(long, value_name = "TARGET")]
+        only: Vec<String>,
+    },
+    /// Random traffic, faults, breaks, recoveries, opens and closes on an emulated device. Fails when something of it is left.
+    Soak {
+        /// For how long.
+        #[arg(long, default_value_t = soak::MINUTES)]
+        minutes: f64,
+        /// Where everything random begins: as an earlier one printed it.
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Measures what failstop costs, beside what it is held against, and prints a table. Fails when a limit is passed.
     Bench {
@@ -147,6 +165,8 @@ pub fn main() -> ExitCode {
         Cli::Rules { all } => rules::main(all),
         Cli::Mutate { only, list, record } => mutate::main(&only, list, record),
         Cli::Matrix { tier, write } => tiers::matrix(tier, write),
+        Cli::Fuzz { seconds, only } => fuzz::main(seconds, &only),
+        Cli::Soak { minutes, seed } => soak::main(minutes, seed),
         Cli::Bench { only, asm } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {

@@ -2,14 +2,16 @@
 //!
 //! - [`command`] is the command line;
 //! - [`tiers`] runs the checks and the tests; `rules` and `mutate` ask what the tests are worth;
-//! - `bench` measures;
+//! - `bench` measures, `fuzz` and `soak` try to wear it out;
 //! - [`vm`] gets QEMU and the guest kernels, and boots guests;
 //! - [`guest`] is what runs inside them;
 //! - [`protocol`] is what the two say to each other.
 
 mod bench;
+mod fuzz;
 mod mutate;
 mod rules;
+mod soak;
 
 pub mod command;
 pub mod guest;

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::vm::Setup;
-use crate::{bench, mutate, rules};
+use crate::{bench, fuzz, mutate, rules, soak};
 
 /// The package whose test targets are the tiers above T0.
 pub(crate) const SUITE: &str = "failstop-tests";
@@ -134,7 +135,8 @@ pub fn test(full: bool) -> Result<ExitCode> {
     ];
     tiers.push(timed(Tier::new("T1"), |tier| {
         suite_tests(tier, "t1", &suite, full, strict)?;
-        suite_tests(tier, "adversary", &suite, full, strict)
+        suite_tests(tier, "adversary", &suite, full, strict)?;
+        tier.check("soak", soak::short()?)
     })?);
     tiers.push(timed(Tier::new("T2"), |tier| {
         if let Err(error) = Setup::ensure() {
@@ -165,6 +167,10 @@ pub fn test(full: bool) -> Result<ExitCode> {
     })?);
     if full {
         tiers.push(timed(Tier::new("mutants"), mutants)?);
+        tiers.push(timed(Tier::new("fuzz"), fuzzing)?);
+        tiers.push(timed(Tier::new("soak"), |tier| {
+            tier.check("soak (cargo xtask soak)", soak::full()?)
+        })?);
         tiers.push(timed(Tier::new("bench"), |tier| {
             benchmarks(tier, strict);
             Ok(())
@@ -180,6 +186,19 @@ fn mutants(tier: &mut Tier) -> Result<()> {
             tier.passed += 1;
         } else {
             tier.failed.push(mutation.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Whether no target gives way within a minute.
+fn fuzzing(tier: &mut Tier) -> Result<()> {
+    for outcome in fuzz::run(fuzz::SECONDS, &[])? {
+        eprintln!("{outcome}");
+        if outcome.is_clean() {
+            tier.passed += 1;
+        } else {
+            tier.failed.push(outcome.to_string());
         }
     }
     Ok(())
@@ -417,9 +436,7 @@ fn target_is_installed(target: &str) -> bool {
     let output = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", target])
         .output();
-    output.is_ok_and(|output| {
-        std::path::Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir()
-    })
+    output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
 }
 
 /// Runs a command, shows what it prints as it comes, and returns it.
@@ -468,7 +485,9 @@ fn describe(command: &Command) -> String {
         .get_args()
         .map(|word| word.to_string_lossy())
         .collect();
-    format!("cargo {}", words.join(" "))
+    let program = Path::new(command.get_program()).file_name();
+    let program = program.unwrap_or_default().to_string_lossy();
+    format!("{program} {}", words.join(" "))
 }
 
 /// Prints the count of each tier and what failed; the last line is for programs.
