@@ -5,10 +5,12 @@
 use serde::Serialize;
 
 pub mod data_path;
+pub mod faults;
 pub mod ladder;
 pub mod ledger;
 mod scripted;
 mod timed;
+pub mod watch;
 
 /// One measurement.
 #[derive(Clone, Debug, Serialize)]

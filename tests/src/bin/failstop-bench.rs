@@ -4,16 +4,20 @@
 //! failstop-bench ladder [ON ROUNDS]     FAILSTOP_DEVICE, or an emulated device without it
 //! failstop-bench ledger [PAIRS]         FAILSTOP_DEVICE, in a guest that counts instructions
 //! failstop-bench data-path [TURNS]      for callgrind
+//! failstop-bench faults GO-FILE         FAILSTOP_DEVICE, whose faults begin when the file is there
+//! failstop-bench watch SECONDS WORDS    runs that, or what is compared with it, and ends it in time
 //! ```
 
 use std::env;
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use failstop::name::DeviceName;
 use failstop_emulator::{Emulator, Options};
 use failstop_pci::testing::Counting;
-use failstop_tests::bench::{Figure, data_path, ladder, ledger};
+use failstop_tests::bench::{Figure, data_path, faults, ladder, ledger, watch};
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::Failed;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -39,7 +43,13 @@ fn main() -> ExitCode {
         ["data-path", rest @ ..] => {
             number(rest.first(), 1000).and_then(|turns| data_path::run(turns).map(|()| Vec::new()))
         }
-        _ => Err("say ladder, ledger or data-path".into()),
+        ["faults", go] => Fixture::from_environment()
+            .and_then(|fixture| faults::run(&fixture, Path::new(go)))
+            .map(|()| Vec::new()),
+        ["watch", seconds, rest @ ..] => number(Some(seconds), 0)
+            .and_then(|seconds| watch::run(Duration::from_secs(seconds), rest))
+            .map(|()| Vec::new()),
+        _ => Err("say ladder, ledger, data-path, faults or watch".into()),
     };
     match result {
         Ok(figures) => {

@@ -5,6 +5,7 @@
 //! | data path | under callgrind, on this machine | instructions of bursts, and of the checks in them |
 //! | ladder | an emulated device, and QEMU's 82576 | broken to bus master off, beside two bare accesses |
 //! | ledger | a guest that counts instructions | map and release, beside the bare ioctls |
+//! | faults | an emulated device in a guest | freed memory that a device writes, beside DPDK's |
 //!
 //! The figures go to `target/bench/` as JSON and Markdown.
 
@@ -19,9 +20,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::Run;
 use crate::tiers::SUITE;
-use crate::vm::{Accelerator, Boot, Kernel, Setup, topologies};
+use crate::vm::{Accelerator, Boot, Dpdk, Kernel, Setup, topologies};
 
 mod callgrind;
+mod emulated;
+mod faults;
+mod readme;
 
 /// The program that measures.
 const PROGRAM: &str = "failstop-bench";
@@ -73,9 +77,25 @@ pub(crate) enum Part {
     LadderQemu,
     /// The ledger beside the kernel.
     Ledger,
+    /// A device that does not stop, beside DPDK.
+    Faults,
 }
 
-const ALL: [Part; 4] = [Part::DataPath, Part::Ladder, Part::LadderQemu, Part::Ledger];
+const ALL: [Part; 5] = [
+    Part::DataPath,
+    Part::Ladder,
+    Part::LadderQemu,
+    Part::Ledger,
+    Part::Faults,
+];
+
+/// What was measured.
+#[derive(Debug, Default)]
+pub(crate) struct Measured {
+    pub(crate) figures: Vec<Figure>,
+    /// What could not be measured here, and why.
+    pub(crate) skipped: Vec<String>,
+}
 
 /// Measures these parts, all without any, and prints a table. Fails when a limit is passed.
 ///
@@ -88,9 +108,13 @@ pub(crate) fn main(parts: &[Part], asm: bool) -> Result<ExitCode> {
         print!("{}", callgrind::listing(&program, &folder()?)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let figures = measure(&program, parts)?;
-    print!("{}", table(&figures));
-    Ok(if figures.iter().all(Figure::is_ok) {
+    let measured = measure(&program, parts)?;
+    print!("{}", table(&measured.figures));
+    measured
+        .skipped
+        .iter()
+        .for_each(|what| println!("skipped: {what}"));
+    Ok(if measured.figures.iter().all(Figure::is_ok) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -102,26 +126,68 @@ pub(crate) fn main(parts: &[Part], asm: bool) -> Result<ExitCode> {
 /// # Errors
 ///
 /// When something cannot be measured.
-pub(crate) fn all() -> Result<Vec<Figure>> {
-    let figures = measure(&build()?, &[])?;
-    eprint!("{}", table(&figures));
-    Ok(figures)
+pub(crate) fn all() -> Result<Measured> {
+    let measured = measure(&build()?, &[])?;
+    eprint!("{}", table(&measured.figures));
+    Ok(measured)
 }
 
-fn measure(program: &Path, parts: &[Part]) -> Result<Vec<Figure>> {
+/// Compares what faults do to failstop and to DPDK, and prints the table; with `write`, also puts it into README.md.
+/// Fails when one of ours is not 0.
+///
+/// # Errors
+///
+/// When it cannot be measured.
+pub(crate) fn compare_faults(write: bool) -> Result<ExitCode> {
+    let code = main(&[Part::Faults], false)?;
+    let table = folder()?.join("faults.md");
+    if let Ok(text) = fs::read_to_string(&table) {
+        print!("\n{text}");
+        if write {
+            readme::put(&root().join("README.md"), "faults", &text)?;
+        }
+    }
+    Ok(code)
+}
+
+fn measure(program: &Path, parts: &[Part]) -> Result<Measured> {
     let parts = if parts.is_empty() { &ALL } else { parts };
-    let mut figures = Vec::new();
+    let mut measured = Measured::default();
     for part in parts {
         eprintln!("-- {part:?}");
-        figures.extend(match part {
+        measured.figures.extend(match part {
             Part::DataPath => callgrind::figures(program, &folder()?)?,
             Part::Ladder => here(program, &["ladder"])?,
             Part::LadderQemu => ladder_in_guest(program)?,
             Part::Ledger => ledger_in_guest(program)?,
+            Part::Faults => match Dpdk::ensure() {
+                Ok(dpdk) => faults::figures(&faults::measure(program, &dpdk, &folder()?)?),
+                Err(error) if is_strict() => return Err(error),
+                Err(error) => {
+                    measured.skipped.push(format!("{part:?}: {error:#}"));
+                    Vec::new()
+                }
+            },
         });
     }
-    write(&figures)?;
-    Ok(figures)
+    write(&measured.figures)?;
+    Ok(measured)
+}
+
+/// Whether what cannot run is a failure.
+fn is_strict() -> bool {
+    env::var_os("CI").is_some()
+}
+
+/// The repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The day, for tables that people keep.
+fn today() -> Result<String> {
+    let output = Command::new("date").args(["-u", "+%F"]).output()?;
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 /// Where results go.

@@ -82,6 +82,12 @@ enum Cli {
         /// Prints the instructions of the data path instead, each with how often a burst executes it.
         #[arg(long)]
         asm: bool,
+        /// Compares what a device that does not stop does to failstop and to DPDK, and prints that table.
+        #[arg(long, conflicts_with_all = ["only", "asm"])]
+        faults: bool,
+        /// Puts the table into README.md, too.
+        #[arg(long, requires = "faults")]
+        write: bool,
     },
 }
 
@@ -167,7 +173,12 @@ pub fn main() -> ExitCode {
         Cli::Matrix { tier, write } => tiers::matrix(tier, write),
         Cli::Fuzz { seconds, only } => fuzz::main(seconds, &only),
         Cli::Soak { minutes, seed } => soak::main(minutes, seed),
-        Cli::Bench { only, asm } => bench::main(&only, asm),
+        Cli::Bench {
+            faults: true,
+            write,
+            ..
+        } => bench::compare_faults(write),
+        Cli::Bench { only, asm, .. } => bench::main(&only, asm),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -73,6 +73,7 @@ pub struct Boot {
     pub(super) kernel: Kernel,
     pub(super) topology: &'static Topology,
     files: BTreeMap<String, PathBuf>,
+    plain_files: BTreeMap<String, PathBuf>,
     env: BTreeMap<String, String>,
     sockets: BTreeMap<String, PathBuf>,
     wires: BTreeMap<String, (PathBuf, PathBuf)>,
@@ -92,6 +93,7 @@ impl Boot {
             kernel,
             topology,
             files: BTreeMap::new(),
+            plain_files: BTreeMap::new(),
             env: BTreeMap::new(),
             sockets: BTreeMap::new(),
             wires: BTreeMap::new(),
@@ -124,6 +126,13 @@ impl Boot {
     /// Sends a file along, to an absolute path in the guest.
     pub fn file_as(mut self, host: impl AsRef<Path>, guest: impl Into<String>) -> Self {
         self.files.insert(guest.into(), host.as_ref().to_path_buf());
+        self
+    }
+
+    /// Sends a file along as it is, to an absolute path in the guest: a program without its libraries, a library.
+    pub(super) fn plain_file(mut self, host: impl AsRef<Path>, guest: impl Into<String>) -> Self {
+        self.plain_files
+            .insert(guest.into(), host.as_ref().to_path_buf());
         self
     }
 
@@ -310,6 +319,9 @@ impl Boot {
                 host.display()
             );
             root.program(guest, host)?;
+        }
+        for (guest, host) in &self.plain_files {
+            root.file(guest, host)?;
         }
         Ok(root)
     }

@@ -24,7 +24,7 @@ pub(super) fn of(program: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Reads what ldd prints.
-fn parse(text: &str) -> Result<Vec<PathBuf>> {
+pub(super) fn parse(text: &str) -> Result<Vec<PathBuf>> {
     let mut libraries = Vec::new();
     for line in text.lines().map(str::trim) {
         let path = match line.split_once(" => ") {

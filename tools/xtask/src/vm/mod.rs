@@ -3,6 +3,7 @@
 //! - [`Setup`] has what guests need: QEMU, busybox, two kernels. It fetches Debian packages through apt with a private
 //!   root, so the host's own packages are not touched and nobody need be root, and keeps the results in a cache.
 //! - [`topologies`] lists the machines that a guest can have, and names their functions by role.
+//! - [`Dpdk`] is what measurements are made beside, for guests that need it.
 //! - [`Boot`] says which kernel, machine and files; [`Guest`] is the machine that runs, and runs commands in it.
 //!
 //! Three environment variables decide what otherwise decides itself: `FAILSTOP_CACHE` (the folder of all that was fetched or
@@ -30,6 +31,7 @@ mod apt;
 mod boot;
 mod cache;
 mod debian_kernel;
+mod dpdk;
 mod guest;
 mod initramfs;
 mod kernel_log;
@@ -43,6 +45,7 @@ mod tree;
 
 pub use accelerator::Accelerator;
 pub use boot::{Boot, Kernel};
+pub use dpdk::Dpdk;
 pub use guest::{Ended, Finished, Guest, Running};
 pub use kernel_log::{KernelLog, Record};
 pub use qmp::Qmp;

@@ -136,6 +136,20 @@ impl Setup {
             .1)
     }
 
+    /// QEMU's name and version, as it says them.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn qemu_version(&self) -> Result<String> {
+        let mut command = self.tree.command("qemu-system-x86_64")?;
+        let text = apt::run(command.arg("--version"), "QEMU does not run")?;
+        let line = text.lines().next().unwrap_or_default();
+        // "QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)": the version is what people know.
+        let version = line.split_whitespace().nth(3).unwrap_or(line);
+        Ok(format!("QEMU {version}"))
+    }
+
     /// One line for each thing that the set-up holds.
     pub fn describe(&self) -> Vec<String> {
         let mut lines = vec![format!("QEMU: {}", self.tree.path("").display())];
@@ -152,7 +166,7 @@ impl Setup {
 
 /// apt with current lists. A host that is older than the release may lack the keys that the release is signed with; its own
 /// archive has the package that brings them.
-fn apt_with_lists(cache: &Cache) -> Result<Apt> {
+pub(super) fn apt_with_lists(cache: &Cache) -> Result<Apt> {
     let apt = Apt::guests(cache, None)?;
     let Err(error) = apt.update() else {
         return Ok(apt);
