@@ -685,18 +685,23 @@ mod tests {
     }
 
     #[test]
-    fn the_repositorys_mutations_are_well_formed() {
-        let mutations = list(&rules::root()).unwrap();
+    fn the_repositorys_mutations_are_well_formed_and_apply() {
+        let root = rules::root();
+        let mutations = list(&root).unwrap();
         assert!(!mutations.is_empty());
         for mutation in mutations {
+            let name = &mutation.name;
             for path in &mutation.touches {
-                assert!(
-                    rules::root().join(path).is_file(),
-                    "{}: {}",
-                    mutation.name,
-                    path.display()
-                );
+                assert!(root.join(path).is_file(), "{name}: {}", path.display());
             }
+            let applies = Command::new("git")
+                .args(["apply", "--check", "--whitespace=nowarn"])
+                .arg(root.join(FOLDER).join(format!("{name}.patch")))
+                .current_dir(&root)
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&applies.stderr);
+            assert!(applies.status.success(), "{name}: {said}");
         }
     }
 }
