@@ -117,6 +117,17 @@ struct Bench {
     pool: Pool,
     /// Keeps the frames.
     _region: FrameRegion,
+    space: Arc<AddressSpace>,
+}
+
+impl Drop for Bench {
+    /// Takes everything out of the function's reach, so that nothing is kept.
+    fn drop(&mut self) {
+        self.space.close();
+        let swept = self.space.unmap_all(&|| true);
+        assert!(swept.is_complete(), "{swept:?}");
+        assert!(self.space.settle(None).quarantined.is_empty());
+    }
 }
 
 impl Bench {
@@ -146,6 +157,7 @@ impl Bench {
             ring,
             pool,
             _region: region,
+            space,
         };
         Some((bench, exchange))
     }
