@@ -23,6 +23,7 @@ use thiserror::Error;
 
 use crate::events::Events;
 use crate::families::{self, Driver};
+use crate::flight::{Control, Flight};
 use crate::ladder::{Deadlines, Function, RevocationReport};
 use crate::life::{Life, Tally};
 use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistics};
@@ -82,6 +83,17 @@ pub enum DeviceError {
         device: String,
         /// Each reset, and why it is not believed.
         tried: String,
+    },
+    /// A mapped register could not be reached, and all of them read all-ones since.
+    #[error(
+        "{device}: a mapped register of it raised SIGBUS: behind a server, its BAR is shorter than the server said; behind the kernel, it stopped to decode memory. Look at the server, or power-cycle the machine"
+    )]
+    Short {
+        /// The function's name.
+        device: String,
+        /// What the bring-up came to.
+        #[source]
+        source: Option<ProviderError>,
     },
     /// Its BAR is unusable.
     #[error(transparent)]
@@ -182,6 +194,9 @@ pub struct Options {
     pub driver: Option<Driver>,
     /// What is done when the function is asked back.
     pub removal: Removal,
+    /// How often it is looked whether the function was reset by somebody else (C18): one register is
+    /// read, off the data path. None never looks.
+    pub look: Option<Duration>,
 }
 
 impl Default for Options {
@@ -191,6 +206,7 @@ impl Default for Options {
             deadlines: Deadlines::default(),
             driver: None,
             removal: Removal::default(),
+            look: Some(Duration::from_secs(1)),
         }
     }
 }
@@ -219,6 +235,7 @@ impl Device {
         options: Options,
     ) -> Result<Self, DeviceError> {
         let claim = Claimed::new(&*transport)?;
+        let flight = Flight::new();
         let accessed = transport.clone();
         let bound = || Bound::new(&*accessed, options.deadlines.bring_up);
         let bounded = bound();
@@ -251,12 +268,20 @@ impl Device {
             clock: &*clock,
             canary,
             software: provider.software_reset(),
+            flight: &flight,
         };
         let _stopped = reset.prove()?;
         // The reset has a deadline of its own.
         drop(bounded);
         let _bounded = bound();
-        provider.bring_up(config)?;
+        let brought_up = provider.bring_up(config);
+        if window.is_detached() {
+            return Err(DeviceError::Short {
+                device: transport.name().to_owned(),
+                source: brought_up.err(),
+            });
+        }
+        brought_up?;
         canary.plant(&own).map_err(|source| DeviceError::Canary {
             device: transport.name().to_owned(),
             source,
@@ -279,6 +304,7 @@ impl Device {
             deadlines: options.deadlines,
             events: Events::new().map_err(no_descriptor)?,
             watch: OnceLock::new(),
+            flight,
             outstanding: AtomicUsize::new(0),
             transport,
         };
@@ -301,7 +327,8 @@ impl Device {
             process: Process::this(),
             function,
         });
-        let watch = Watch::new(Arc::downgrade(&inner), &life, options.removal);
+        life.note(Control::State, format_args!("opened, generation 1"));
+        let watch = Watch::new(Arc::downgrade(&inner), &life, options.removal, options.look);
         let watch = watch.map_err(|source| DeviceError::NoThread {
             device: life.name(),
             source,

@@ -40,6 +40,7 @@ use failstop_queues::gate::Gate;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::events::{DeviceEvent, Events};
+use crate::flight::{Control, Flight, Recording, ThreadKind};
 use crate::provider::SoftwareReset;
 use crate::watch::Watch;
 
@@ -109,6 +110,9 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// No reset is begun with less time left than this, or a quarter of all: it would be left behind at
 /// once, and hit the device later. (PCIe base specification 6.0, §6.6.2: 100 ms after each.)
 const SHORTEST_RESET: Duration = Duration::from_millis(100);
+/// How long another attempt waits for a function that does not answer to come back: the ladder waits for
+/// none, and whoever asks for a recovery wants the device.
+const AWAY: Duration = Duration::from_millis(500);
 /// Between two looks at Transactions Pending.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -141,6 +145,7 @@ pub(crate) struct Function {
     pub(crate) deadlines: Deadlines,
     pub(crate) events: Arc<Events>,
     pub(crate) watch: OnceLock<Watch>,
+    pub(crate) flight: Flight,
     /// Calls by hands that have not returned, those that were left behind included.
     pub(crate) outstanding: AtomicUsize,
 }
@@ -176,7 +181,55 @@ impl Function {
     /// As [`Function::master_off`], once nobody can be about to turn it on: who holds the gate
     /// looks at the broken flag under it.
     pub(crate) fn master_off_for_good(&self) -> Result<BusMasterOff, CommandError> {
-        self.gate.shut(|| self.master_off())
+        let off = self.gate.shut(|| self.master_off());
+        self.note_master_off(&off, 1);
+        off
+    }
+
+    /// The same on a function that may be away for a moment, and is wanted back.
+    pub(crate) fn master_off_once_back(&self) -> Result<BusMasterOff, CommandError> {
+        self.until_answered(AWAY, || self.gate.shut(|| self.master_off()))
+    }
+
+    /// Turns bus mastering off by `off`, again while nobody answers and `patience` lasts.
+    fn until_answered(
+        &self,
+        patience: Duration,
+        off: impl Fn() -> Result<BusMasterOff, CommandError>,
+    ) -> Result<BusMasterOff, CommandError> {
+        let mut attempts = 1;
+        let mut result = off();
+        if matches!(result, Err(CommandError::NoAnswer { .. })) {
+            let end = self.clock.now() + patience;
+            loop {
+                self.clock.sleep(LOOK);
+                attempts += 1;
+                result = off();
+                let silent = matches!(result, Err(CommandError::NoAnswer { .. }));
+                if !silent || self.clock.now() >= end {
+                    break;
+                }
+            }
+        }
+        self.note_master_off(&result, attempts);
+        result
+    }
+
+    /// Records that bus mastering was turned off, in so many attempts. After the accesses, since
+    /// nothing comes before them (R4.2).
+    pub(crate) fn note_master_off(&self, off: &Result<BusMasterOff, CommandError>, attempts: u32) {
+        let known = self.command.known().bits();
+        match off {
+            Ok(_) => self.flight.note(
+                Control::Config,
+                format_args!(
+                    "command {known:#06x} written, reads without bus mastering (attempt {attempts})"
+                ),
+            ),
+            Err(error) => self
+                .flight
+                .note(Control::Config, format_args!("attempt {attempts}: {error}")),
+        }
     }
 
     /// Resets by `method` and verifies that it did.
@@ -191,16 +244,41 @@ impl Function {
             why: error.to_string(),
         })?;
         let planted = self.plant();
+        self.note_reset(method, "issued");
         let issued = reset::issue(&*self.transport, &off, method).map_err(|error| Unreset {
             again: error.is_busy(),
             why: with_source(&error),
-        })?;
-        planted.map_err(|error| Unreset {
-            again: false,
-            why: format!("returned success, and nothing could show it: {error}"),
-        })?;
+        });
+        let stopped = issued.and_then(|issued| {
+            planted.map_err(|error| Unreset {
+                again: false,
+                why: format!("returned success, and nothing could show it: {error}"),
+            })?;
+            self.verify(issued, generation)
+                .map_err(|why| Unreset { again: false, why })
+        });
+        match &stopped {
+            Ok(_) => self.note_reset(method, "proven"),
+            Err(unreset) => self.note_reset(method, &unreset.why),
+        }
+        stopped
+    }
+
+    /// Resets by the family's own registers, and verifies that it did.
+    fn reset_by_software(&self, generation: Generation) -> Result<FunctionStopped, String> {
+        let off = self
+            .master_off_for_good()
+            .map_err(|error| error.to_string())?;
+        self.plant().map_err(|error| error.to_string())?;
+        let reset = || (self.software_reset)(&self.window, &*self.clock);
+        let issued = reset::issue_software(&*self.transport, &off, reset)
+            .map_err(|error| error.to_string())?;
         self.verify(issued, generation)
-            .map_err(|why| Unreset { again: false, why })
+    }
+
+    fn note_reset(&self, method: ResetMethod, what: &str) {
+        self.flight
+            .note(Control::Reset, format_args!("{method}: {what}"));
     }
 
     /// Gives the canary its value: before each reset, since whatever reset the function last, a proof
@@ -275,7 +353,8 @@ impl Ladder {
                     return None;
                 }
                 let awake = Instant::now();
-                Some((awake, master_off_first(&call.0), awake.elapsed()))
+                let patience = call.0.deadlines.answer;
+                Some((awake, master_off_first(&call.0, patience), awake.elapsed()))
             })
         };
         let lifecycle = life.lifecycle.clone();
@@ -283,6 +362,7 @@ impl Ladder {
         let filed = report.clone();
         let run = move || {
             ON_LADDER.set(true);
+            ThreadKind::Ladder.is_this();
             let Some(cause) = life.lifecycle.wait_broken() else {
                 return;
             };
@@ -363,26 +443,20 @@ pub(crate) fn climb_again(
     cause: &Cause,
 ) -> io::Result<(RevocationReport, Verdict)> {
     let mut hand = Hand::new("hand again")?;
-    let first = hand.begin(|| None);
+    let call = function.begin_call();
+    let first = hand.begin(move || {
+        let awake = Instant::now();
+        Some((awake, master_off_first(&call.0, AWAY), awake.elapsed()))
+    });
     let mut climb = Climb::new(function, life, cause, hand);
     climb.again = true;
     Ok(climb.run(first))
 }
 
-/// The step that stops DMA: two accesses of config space, repeated while nobody answers.
-fn master_off_first(function: &Function) -> Result<BusMasterOff, CommandError> {
-    let first = function.master_off();
-    if !matches!(first, Err(CommandError::NoAnswer { .. })) {
-        return first;
-    }
-    let end = function.clock.now() + function.deadlines.answer;
-    loop {
-        function.clock.sleep(LOOK);
-        match function.master_off() {
-            Err(CommandError::NoAnswer { .. }) if function.clock.now() < end => {}
-            other => return other,
-        }
-    }
+/// The step that stops DMA: two accesses of config space, repeated while nobody answers and
+/// `patience` lasts.
+fn master_off_first(function: &Function, patience: Duration) -> Result<BusMasterOff, CommandError> {
+    function.until_answered(patience, || function.master_off())
 }
 
 type First = hand::Pending<Option<(Instant, Result<BusMasterOff, CommandError>, Duration)>>;
@@ -448,6 +522,12 @@ impl<'a> Climb<'a> {
                 Step::Reset => self.reset(),
                 Step::Unmapped => self.unmap(),
             };
+            let because = note.as_deref().map_or("", |_| ": ");
+            let note_text = note.as_deref().unwrap_or_default();
+            self.function.flight.note(
+                Control::Step,
+                format_args!("{} {}{because}{note_text}", step.name(), outcome.name()),
+            );
             steps.push(StepReport {
                 step,
                 outcome,
@@ -482,6 +562,14 @@ impl<'a> Climb<'a> {
         if self.again {
             return (Outcome::Done, Some("another attempt".into()));
         }
+        self.function.flight.note(
+            Control::State,
+            format_args!(
+                "broken, generation {}: {}",
+                self.life.generation.number(),
+                self.cause
+            ),
+        );
         self.function.events.push(DeviceEvent::Broken {
             generation: self.life.generation,
             cause: self.cause.clone(),
@@ -491,10 +579,16 @@ impl<'a> Climb<'a> {
 
     fn bus_master_off(&mut self, first: &First, took: &mut Option<Duration>) -> Ended {
         let clock = &*self.function.clock;
-        let end = clock.now() + self.deadlines().config + self.deadlines().answer;
+        let patience = if self.again {
+            AWAY
+        } else {
+            self.deadlines().answer
+        };
+        let end = clock.now() + self.deadlines().config + patience;
         match self.hand.finish(clock, end, first) {
             Ok(Some((awake, result, time))) => {
                 let marked = self.life.lifecycle.broken_since();
+                let marked = marked.filter(|_| !self.again);
                 self.wake = marked.map_or(Duration::ZERO, |at| awake.saturating_duration_since(at));
                 *took = Some(time);
                 self.note_off(result.map(drop))
@@ -684,7 +778,16 @@ impl<'a> Climb<'a> {
 
     /// Bus mastering reads back set: a reset may stop the device all the same, and proves nothing.
     fn reset_unproven(&mut self, why: String) -> Ended {
-        let reset = self.call(self.deadlines().reset, |f| f.transport.reset());
+        let reset = self.call(self.deadlines().reset, |f| {
+            let reset = f.transport.reset();
+            let what: &dyn fmt::Display = match &reset {
+                Ok(()) => &"returned success, and proves nothing",
+                Err(error) => error,
+            };
+            let what = format_args!("under bus mastering that reads set: {what}");
+            f.flight.note(Control::Reset, what);
+            reset
+        });
         let also = match reset {
             Ok(Ok(())) => "reset all the same".to_owned(),
             Ok(Err(error)) => error.to_string(),
@@ -697,12 +800,12 @@ impl<'a> Climb<'a> {
         let generation = self.life.generation;
         let left = end.saturating_sub(self.function.clock.now());
         let reset = self.call(left, move |f| {
-            let off = f.master_off_for_good().map_err(|error| error.to_string())?;
-            f.plant().map_err(|error| error.to_string())?;
-            let reset = || (f.software_reset)(&f.window, &*f.clock);
-            let issued = reset::issue_software(&*f.transport, &off, reset)
-                .map_err(|error| error.to_string())?;
-            f.verify(issued, generation)
+            let stopped = f.reset_by_software(generation);
+            f.note_reset(
+                ResetMethod::Software,
+                stopped.as_ref().err().map_or("proven", String::as_str),
+            );
+            stopped
         });
         match reset {
             Ok(Ok(stopped)) => {
@@ -810,6 +913,14 @@ impl<'a> Climb<'a> {
                     .stopped
                     .is_some_and(|stopped| stopped.is_ground_for_release() || unmapped),
         };
+        let word = if revoked {
+            Word::Revoked
+        } else {
+            Word::Quarantined
+        };
+        let flight = &self.function.flight;
+        flight.note(Control::State, format_args!("{word}: {ground}"));
+        let Recording { events, missed } = flight.recording();
         let report = RevocationReport {
             device: self.function.transport.name().to_owned(),
             generation: self.life.generation.number(),
@@ -817,15 +928,13 @@ impl<'a> Climb<'a> {
             wake: self.wake,
             steps,
             reset_method: self.reset_method,
-            verdict: if revoked {
-                Word::Revoked
-            } else {
-                Word::Quarantined
-            },
+            verdict: word,
             ground,
             released_bytes: self.settled.released_bytes,
             quarantined_bytes: self.settled.quarantined.iter().map(|line| line.len).sum(),
             quarantined: self.settled.quarantined,
+            flight: events,
+            flight_missed: missed,
         };
         (report, verdict)
     }

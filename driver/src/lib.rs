@@ -11,6 +11,7 @@ pub mod device;
 pub mod e1000e;
 pub mod events;
 pub mod families;
+pub mod flight;
 pub mod igb;
 pub mod intel;
 pub mod ladder;
@@ -34,3 +35,7 @@ pub use failstop_queues as queues;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+// Tests in here use what programs of tests share.
+#[cfg(test)]
+extern crate self as failstop;

@@ -10,13 +10,16 @@ use failstop_pci::config::ConfigSpace;
 use failstop_pci::fork::Process;
 use failstop_pci::id::Generation;
 use failstop_pci::interrupts::Interrupts;
-use failstop_pci::window::{Stopped, Window};
+use failstop_pci::window::{Doorbell, NoAnswer, QueueName, Stopped, Window};
 use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 
 use crate::device::{Claimed, DeviceError};
+use crate::flight::Control;
 use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
-use crate::provider::{Limits, NotStopped, Provider};
+use crate::provider::{
+    Limits, NotStopped, Position, Provider, ProviderError, RingSpec, Statistics,
+};
 
 /// What a function's lives have in common and its handles add to.
 #[derive(Debug)]
@@ -63,6 +66,7 @@ pub struct Life {
     receive_queues: AtomicU64,
     send_queues: AtomicU64,
     objects: AtomicUsize,
+    receiving: Mutex<Receiving>,
     longest_frame: u32,
     limits: Limits,
     generation: Generation,
@@ -103,6 +107,7 @@ impl Life {
             receive_queues: AtomicU64::new(0),
             send_queues: AtomicU64::new(0),
             objects: AtomicUsize::new(0),
+            receiving: Mutex::default(),
             generation,
             tally,
             process: Process::this(),
@@ -182,6 +187,48 @@ impl Life {
         Entered(self.clone())
     }
 
+    /// Looks whether the function was reset by somebody else, which has forgotten its queues then.
+    /// Says nothing of one that is in somebody's hands now, or broken or closed.
+    pub(crate) fn check_not_reset(&self) -> Result<(), NoAnswer> {
+        if self.lifecycle.is_broken() {
+            return Ok(());
+        }
+        // A family whose stop sequence resets the function plants the canary again before it lets go.
+        let Some(_provider) = self.try_provider() else {
+            return Ok(());
+        };
+        let function = &self.function;
+        let checked = function.canary.check(&function.window);
+        // The ladder, or a close, may have begun meanwhile.
+        if self.lifecycle.is_broken() {
+            return Ok(());
+        }
+        checked
+    }
+
+    /// A receive queue has its descriptors: what is counted from now on, it completes. For the
+    /// progress watchdog, which may look for the first time long after that.
+    pub(crate) fn began_to_receive(&self) {
+        let mut provider = self.provider();
+        let began = Receiving {
+            starts: self.receiving().starts + 1,
+            counted: provider.statistics(),
+            at: receive_positions(&mut **provider, self),
+        };
+        *self.receiving_now() = began;
+    }
+
+    /// What was counted when a receive queue was started last.
+    pub(crate) fn receiving(&self) -> Receiving {
+        self.receiving_now().clone()
+    }
+
+    fn receiving_now(&self) -> MutexGuard<'_, Receiving> {
+        self.receiving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Objects that use it.
     pub(crate) fn objects(&self) -> usize {
         self.objects.load(Ordering::Acquire)
@@ -214,11 +261,15 @@ impl Life {
         let on = || {
             if !self.mastering.load(Ordering::Relaxed) {
                 let config = ConfigSpace::new(&*function.transport);
+                let on = function.command.bus_master_on(&config);
+                match &on {
+                    Ok(()) => self.note(Control::Config, format_args!("bus mastering reads on")),
+                    Err(error) => {
+                        self.note(Control::Config, format_args!("bus mastering: {error}"))
+                    }
+                }
                 // It may have been turned on all the same.
-                function
-                    .command
-                    .bus_master_on(&config)
-                    .inspect_err(|_| off())?;
+                on.inspect_err(|_| off())?;
                 self.mastering.store(true, Ordering::Relaxed);
             }
             Ok::<_, DeviceError>(())
@@ -231,7 +282,20 @@ impl Life {
 
     /// Breaks the device; its ladder goes on by itself.
     pub(crate) fn break_device(&self, cause: Cause) {
+        if !self.lifecycle.is_broken() {
+            self.note(Control::State, format_args!("to be broken: {cause}"));
+        }
         self.lifecycle.mark_broken(cause);
+    }
+
+    /// Records a control event.
+    pub(crate) fn note(&self, event: Control, what: fmt::Arguments<'_>) {
+        self.function.flight.note(event, what);
+    }
+
+    /// Records that something was not mapped.
+    pub(crate) fn note_not_mapped(&self, error: &dyn fmt::Display) {
+        self.note(Control::Mapping, format_args!("not mapped: {error}"));
     }
 
     /// The verdict on a broken device: waits for it, but for the ladder's own thread (R5).
@@ -265,10 +329,41 @@ impl Life {
     /// The family's stop sequence for one queue.
     pub(crate) fn stop_queue(&self, way: Way, number: u32) -> Result<Stopped, NotStopped> {
         let mut provider = self.provider();
-        match way {
+        let stopped = match way {
             Way::Receive => provider.stop_rx(number),
             Way::Send => provider.stop_tx(number),
+        };
+        drop(provider);
+        let queue = way.queue(number);
+        match &stopped {
+            Ok(stopped) => self.note(Control::Command, format_args!("stop {queue}: {stopped}")),
+            Err(why) => self.note(Control::Command, format_args!("stop {queue}: {why}")),
         }
+        stopped
+    }
+
+    /// Gives one queue its ring and enables it.
+    pub(crate) fn start_queue(
+        &self,
+        way: Way,
+        number: u32,
+        ring: &RingSpec,
+    ) -> Result<Doorbell, ProviderError> {
+        let mut provider = self.provider();
+        let started = match way {
+            Way::Receive => provider.start_rx(number, ring),
+            Way::Send => provider.start_tx(number, ring),
+        };
+        drop(provider);
+        let (queue, entries, iova) = (way.queue(number), ring.entries, ring.iova);
+        match &started {
+            Ok(_) => self.note(
+                Control::Command,
+                format_args!("start {queue}: {entries} descriptors at {iova}"),
+            ),
+            Err(why) => self.note(Control::Command, format_args!("start {queue}: {why}")),
+        }
+        started
     }
 
     fn ladder(&self) -> MutexGuard<'_, Ladder> {
@@ -338,6 +433,22 @@ impl fmt::Debug for Life {
     }
 }
 
+/// What a device had counted, and where its receive queues were, when one of them was started.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Receiving {
+    /// How often one was.
+    pub(crate) starts: u64,
+    pub(crate) counted: Statistics,
+    /// Each queue that runs: its number and where it was.
+    pub(crate) at: Vec<(u32, Position)>,
+}
+
+/// Where each receive queue of a life is.
+pub(crate) fn receive_positions(provider: &mut dyn Provider, life: &Life) -> Vec<(u32, Position)> {
+    let position = |queue| Some((queue, provider.rx_position(queue)?));
+    life.claims(Way::Receive).filter_map(position).collect()
+}
+
 /// An object that counts as using the device.
 #[derive(Debug)]
 pub(crate) struct Entered(Arc<Life>);
@@ -353,6 +464,16 @@ impl Drop for Entered {
 pub(crate) enum Way {
     Receive,
     Send,
+}
+
+impl Way {
+    /// Queue `number` of this direction.
+    pub(crate) fn queue(self, number: u32) -> QueueName {
+        match self {
+            Self::Receive => QueueName::Receive(number),
+            Self::Send => QueueName::Send(number),
+        }
+    }
 }
 
 /// A queue's number, taken until dropped.

@@ -26,6 +26,7 @@ pub(crate) use self::queue::{RX_LEAST, TX_LEAST, check_entries};
 pub use self::rq::Rq;
 pub use self::sq::Sq;
 use crate::device::DeviceError;
+use crate::flight::Control;
 use crate::life::Life;
 use crate::provider::ProviderError;
 
@@ -121,6 +122,7 @@ fn release(mapping: Mapping, proof: &ReleaseProof, life: &Life) {
                 return;
             }
             Err(error @ NotReleased::Unmap { .. }) => {
+                life.note(Control::Mapping, format_args!("{error}"));
                 life.break_device(Cause::UnmapFailed {
                     what: error.to_string(),
                 });
@@ -129,6 +131,7 @@ fn release(mapping: Mapping, proof: &ReleaseProof, life: &Life) {
         }
         std::thread::yield_now();
     }
+    life.note(Control::Mapping, format_args!("{mapping:?} stays busy"));
     life.break_device(Cause::UnmapFailed {
         what: format!("{mapping:?} stays busy"),
     });

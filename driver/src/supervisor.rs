@@ -21,7 +21,8 @@ use failstop_queues::lifecycle::Cause;
 
 use crate::device::{Device, Inner, RecoverError};
 use crate::events::{DeviceEvent, Events};
-use crate::life::{Life, Way};
+use crate::flight::{Control, ThreadKind};
+use crate::life::{Life, Way, receive_positions};
 use crate::provider::{Link, Provider};
 
 mod watchdog;
@@ -85,6 +86,7 @@ impl Supervisor {
         device.events().add_bell(&bell);
         let (woken, told) = (bell.clone(), stop.clone());
         let run = move || {
+            ThreadKind::Supervisor.is_this();
             while !told.load(Ordering::Acquire) {
                 let Some(pause) = duty.look() else { return };
                 if let Err(error) = woken.wait(Some(pause)) {
@@ -232,6 +234,7 @@ impl Duty {
             _ => None,
         };
         if let Some(evidence) = evidence {
+            life.note(Control::Watchdog, format_args!("{evidence}"));
             life.break_device(Cause::Stalled {
                 what: evidence.to_string(),
             });
@@ -308,17 +311,13 @@ fn sample(provider: &mut dyn Provider, life: &Life, link: Link) -> Sample {
         paused: provider.is_paused(),
         counted: provider.statistics(),
         send: Vec::new(),
-        receive: Vec::new(),
+        receive: receive_positions(provider, life),
+        began: life.receiving(),
     };
     for queue in life.claims(Way::Send) {
         sample
             .send
             .extend(provider.tx_position(queue).map(|at| (queue, at)));
-    }
-    for queue in life.claims(Way::Receive) {
-        sample
-            .receive
-            .extend(provider.rx_position(queue).map(|at| (queue, at)));
     }
     sample
 }

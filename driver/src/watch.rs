@@ -10,21 +10,26 @@
 //! look at it again: the known command word is written once more each second, until it is seen to
 //! take, for ten minutes (C47).
 //!
+//! A function that was reset by somebody else, without a notice (a virtual function whose physical
+//! one was reset, an administrator's write to sysfs), has forgotten its queues, and reads as idle:
+//! the register that shows each reset is looked at now and then (C18).
+//!
 //! The thread keeps nothing of the device alive while it waits, and ends with it.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use failstop_pci::fork::Process;
-use failstop_pci::interrupts::{Event, Woken as WaitEnd, wait_any};
+use failstop_pci::interrupts::{Event, wait_any};
 use failstop_queues::lifecycle::Cause;
 
 use crate::device::{Inner, end_life, out_of_reach};
 use crate::events::{DeviceEvent, Events};
+use crate::flight::{Control, ThreadKind};
 use crate::ladder::{Function, Hand};
 use crate::life::Life;
 
@@ -76,7 +81,12 @@ impl Watch {
     /// # Errors
     ///
     /// When there is no thread or descriptor for it.
-    pub(crate) fn new(inner: Weak<Inner>, life: &Arc<Life>, removal: Removal) -> io::Result<Self> {
+    pub(crate) fn new(
+        inner: Weak<Inner>,
+        life: &Arc<Life>,
+        removal: Removal,
+        look: Option<Duration>,
+    ) -> io::Result<Self> {
         let function = life.function();
         let bell = Arc::new(Event::new()?);
         let still_on = Arc::new(Event::new()?);
@@ -94,6 +104,8 @@ impl Watch {
             request: function.interrupts.request().cloned(),
             events: function.events.clone(),
             removal,
+            looks: Rounds::every(look),
+            writes: Rounds::default(),
         };
         let named = thread::Builder::new().name("watch".to_owned());
         let thread = named.spawn(move || watcher.run())?;
@@ -163,6 +175,50 @@ struct Watcher {
     request: Option<Arc<Event>>,
     events: Arc<Events>,
     removal: Removal,
+    /// At whether the function was reset.
+    looks: Rounds,
+    /// To a device whose bus mastering was not seen to be off.
+    writes: Rounds,
+}
+
+/// Something that is done now and then, whatever else the thread is woken by.
+#[derive(Clone, Copy, Default, Debug)]
+struct Rounds {
+    between: Duration,
+    /// None when it is not.
+    next: Option<Instant>,
+    /// How often yet.
+    left: u32,
+}
+
+impl Rounds {
+    fn every(between: Option<Duration>) -> Self {
+        between.map_or_else(Self::default, |between| Self::times(u32::MAX, between))
+    }
+
+    fn times(left: u32, between: Duration) -> Self {
+        Self {
+            between,
+            next: Instant::now().checked_add(between),
+            left,
+        }
+    }
+
+    /// Whether it is to be done at `now`. Not made up for, when it was late.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = self.next.is_some_and(|next| next <= now);
+        if due {
+            self.left = self.left.saturating_sub(1);
+            self.next = (self.left > 0)
+                .then(|| now.checked_add(self.between))
+                .flatten();
+        }
+        due
+    }
+
+    fn pause(&self, now: Instant) -> Option<Duration> {
+        Some(self.next?.saturating_duration_since(now))
+    }
 }
 
 /// What the thread was woken by.
@@ -176,50 +232,74 @@ enum Woken {
 
 impl Watcher {
     fn run(mut self) {
+        ThreadKind::Watch.is_this();
         let (bell, error, request) = (self.bell.clone(), self.error.clone(), self.request.clone());
         let still_on = self.still_on.clone();
         let mut watched = vec![(Woken::Bell, &*bell), (Woken::StillOn, &*still_on)];
         watched.extend(error.as_deref().map(|event| (Woken::Error, event)));
         watched.extend(request.as_deref().map(|event| (Woken::Request, event)));
         let events: Vec<&Event> = watched.iter().map(|&(_, event)| event).collect();
-        let mut writes_left = 0u32;
         loop {
             let lifeline = self.lifeline.clone();
-            let pause = (writes_left > 0).then_some(BETWEEN_WRITES);
-            match wait_any(&events, lifeline.as_deref().map(AsFd::as_fd), pause) {
-                Ok(woken) if woken == WaitEnd::default() && writes_left > 0 => {
-                    writes_left -= 1;
-                    if self.write_off() {
-                        writes_left = 0;
-                    }
-                }
-                Ok(woken) => {
-                    if woken.ended {
-                        self.lifeline = None;
-                        self.break_lost();
-                    }
-                    for first in woken.signalled {
-                        match watched[first].0 {
-                            Woken::Bell => return,
-                            Woken::StillOn => writes_left = WRITES,
-                            Woken::Error => {
-                                self.seat.errors.fetch_add(1, Ordering::AcqRel);
-                                self.break_life(Cause::BusError);
-                            }
-                            Woken::Request => {
-                                self.events.push(DeviceEvent::RemovalRequested);
-                                if self.removal == Removal::Close {
-                                    return self.remove();
-                                }
-                            }
-                        }
-                    }
-                }
+            let now = Instant::now();
+            let pauses = [self.looks.pause(now), self.writes.pause(now)];
+            let pause = pauses.into_iter().flatten().min();
+            let woken = match wait_any(&events, lifeline.as_deref().map(AsFd::as_fd), pause) {
+                Ok(woken) => woken,
                 Err(error) => {
                     log::error!("errors and requests of a device are not seen any more: {error}");
                     return;
                 }
+            };
+            if woken.ended {
+                self.lifeline = None;
+                self.break_lost();
             }
+            for first in woken.signalled {
+                match watched[first].0 {
+                    Woken::Bell => return,
+                    Woken::StillOn => self.writes = Rounds::times(WRITES, BETWEEN_WRITES),
+                    Woken::Error => {
+                        self.seat.errors.fetch_add(1, Ordering::AcqRel);
+                        self.note(format_args!("the bus reported an error"));
+                        self.break_life(Cause::BusError);
+                    }
+                    Woken::Request => {
+                        self.note(format_args!("the function is asked back"));
+                        self.events.push(DeviceEvent::RemovalRequested);
+                        if self.removal == Removal::Close {
+                            return self.remove();
+                        }
+                    }
+                }
+            }
+            // Also under a storm of events, which would let no wait come to its end.
+            let now = Instant::now();
+            if self.writes.is_due(now) && self.write_off() {
+                self.writes = Rounds::default();
+            }
+            if self.looks.is_due(now) {
+                self.look();
+            }
+        }
+    }
+
+    fn note(&self, what: fmt::Arguments<'_>) {
+        if let Some(life) = self.seat.life().upgrade() {
+            life.note(Control::Notice, what);
+        }
+    }
+
+    /// Breaks a device that was reset by somebody else.
+    fn look(&self) {
+        let Some(life) = self.seat.life().upgrade() else {
+            return;
+        };
+        if let Err(reading) = life.check_not_reset() {
+            life.note(Control::Watchdog, format_args!("{reading}"));
+            life.break_device(Cause::Reset {
+                what: reading.to_string(),
+            });
         }
     }
 
@@ -236,6 +316,10 @@ impl Watcher {
                 .then(|| function.master_off().is_ok())
         });
         if off == Some(true) {
+            life.note(
+                Control::Notice,
+                format_args!("it answers again, bus mastering is off"),
+            );
             log::warn!("{}: answers again, its bus mastering is off", life.name());
         }
         off.unwrap_or(true)
@@ -248,6 +332,7 @@ impl Watcher {
             let known = life.function().transport.why_lost();
             let what = known
                 .unwrap_or_else(|| "the vfio-user server closed the connection, or died".into());
+            life.note(Control::Notice, format_args!("{what}"));
             life.break_device(Cause::Gone { what });
         }
     }

@@ -599,3 +599,27 @@ fn a_close_that_leaves_nothing_keeps_the_functions_descriptors() {
     assert_eq!(device.close().left, []);
     assert!(!bench.function.is_hung_up());
 }
+
+/// A provider that asks the wrong register has a reading, and no ground for this queue.
+#[test]
+fn r3_1_a_reading_of_another_queue_stops_nothing() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let (first, second) = (
+        Objects::new(&device, 0).unwrap(),
+        Objects::new(&device, 1).unwrap(),
+    );
+    second.rq.destroy();
+    bench.script.ask_the_other(Way::Receive, 0);
+
+    first.rq.destroy();
+
+    let Some(Cause::StopFailed { what }) = device.broken() else {
+        panic!("{:?}", device.broken());
+    };
+    assert!(
+        what.contains("register 0x1040 reads that receive queue 1 stopped")
+            && what.contains("nothing of receive queue 0"),
+        "{what}"
+    );
+}

@@ -185,3 +185,15 @@ fn c35_a_reset_that_hangs_at_an_idle_close_holds_up_nobody() {
     assert!(!bench.function.is_master());
     hold.release();
 }
+
+/// A server that takes pages of its registers away, which nobody saw when it described them.
+#[test]
+fn c14_a_bar_that_ends_before_it_should_is_named_at_open() {
+    let bench = Bench::of(|function| function);
+    bench.function.cut_bar(0x1000).unwrap();
+    let error = bench.try_open().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, DeviceError::Short { .. }), "{text}");
+    assert!(text.contains("shorter than the server said"), "{text}");
+    assert!(!bench.function.is_master());
+}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use failstop::device::{Options, RecoverError};
 use failstop::events::DeviceEvent;
+use failstop::igb::registers as reg;
 use failstop::queues::lifecycle::Cause;
 use failstop::watch::Removal;
 use failstop_pci::clock::Clock;
@@ -169,4 +170,75 @@ fn a_dropped_device_takes_its_watch_with_it() {
     drop(world.device);
     only_ours(&world.function);
     assert!(!world.function.fire(IrqIndex::Request, 0));
+}
+
+/// A world whose watch looks all the time.
+fn looked_at() -> World {
+    World::new(Options {
+        look: Some(Duration::from_millis(1)),
+        ..Options::default()
+    })
+}
+
+#[test]
+fn c18_a_function_that_was_reset_without_a_notice_is_broken_and_recovered() {
+    let world = looked_at();
+    let mut port = world.port();
+    for generation in 1..=3 {
+        world.function.reset_registers();
+        let cause = world.broken(generation);
+        let text = cause.to_string();
+        assert!(matches!(cause, Cause::Reset { .. }), "{text}");
+        assert!(
+            text.contains("reads 0x0 after 0x5afe was written"),
+            "{text}"
+        );
+        assert_eq!(world.device.recover().unwrap().number(), generation + 1);
+        assert!(matches!(world.next(), DeviceEvent::Recovered { .. }));
+        let mut frames = port.take_frames(1).unwrap();
+        assert_eq!(port.rx_burst(&mut frames), 0);
+    }
+}
+
+/// Its own resets are none: neither at a recovery nor at a close.
+#[test]
+fn c18_a_function_that_nobody_else_reset_goes_on() {
+    let world = looked_at();
+    let _port = world.port();
+    for generation in 1..=20 {
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(world.device.break_now(Cause::User));
+        assert_eq!(world.broken(generation), Cause::User);
+        assert_eq!(world.device.recover().unwrap().number(), generation + 1);
+        assert!(matches!(world.next(), DeviceEvent::Recovered { .. }));
+    }
+    assert_eq!(world.device.events().try_next(), None);
+}
+
+/// Gone is another cause, which others look for.
+#[test]
+fn c18_a_register_that_does_not_answer_is_no_reset() {
+    let world = looked_at();
+    let canary = u64::from(reg::FCTTV.offset());
+    world.function.answer_register(canary, u32::MAX);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(world.device.broken(), None);
+}
+
+/// Errors that never rest let no wait come to its end: bus mastering goes off all the same.
+#[test]
+fn c47_a_storm_of_errors_hides_no_function_that_comes_back_as_bus_master() {
+    let world = world(Removal::default());
+    let _port = world.port();
+    world.function.ignore_config_writes();
+    world.function.set_reset_methods(&[]);
+    assert!(world.device.break_now(Cause::User));
+    assert!(!world.device.revocation().unwrap().is_stopped());
+    assert!(world.function.is_master());
+    world.function.take_config_writes();
+    let end = Instant::now() + SOON;
+    while world.function.is_master() {
+        assert!(Instant::now() < end, "bus mastering stays on");
+        world.fire(IrqIndex::Error);
+    }
 }

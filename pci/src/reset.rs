@@ -43,6 +43,27 @@ impl Canary {
         self.put(window, self.planted)
     }
 
+    /// Whether a reset took place since it was planted, by whatever and whoever: the register reads
+    /// what a reset leaves in it. A function that does not answer says nothing; one that is gone and
+    /// reads as zeros cannot be told from one that was reset to zero.
+    ///
+    /// # Errors
+    ///
+    /// [`NoAnswer::NotTaken`], with the reading, when it was reset.
+    pub fn check(&self, window: &Window) -> Result<(), NoAnswer> {
+        let Ok(value) = self.read(window) else {
+            return Ok(());
+        };
+        if (value ^ self.reset) & self.mask != 0 {
+            return Ok(());
+        }
+        Err(NoAnswer::NotTaken {
+            register: self.register,
+            written: self.planted,
+            value,
+        })
+    }
+
     /// Writes the canary's bits of `value`, leaving the others, and reads them back.
     fn put(&self, window: &Window, value: u32) -> Result<(), NoAnswer> {
         let register = self.register;

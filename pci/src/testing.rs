@@ -78,6 +78,8 @@ struct State {
     detach_errors: VecDeque<Errno>,
     config_sticks: bool,
     config_reads: Option<(Reading, u64)>,
+    /// After so many more calls the function is gone for so many.
+    away: Option<(u64, u64)>,
     reads_as_master: bool,
     reset_methods: Vec<ResetMethod>,
     next_resets: VecDeque<ResetScript>,
@@ -120,6 +122,7 @@ impl FakeFunction {
             detach_errors: VecDeque::new(),
             config_sticks: false,
             config_reads: None,
+            away: None,
             reads_as_master: false,
             reset_methods: vec![ResetMethod::Server],
             next_resets: VecDeque::new(),
@@ -269,7 +272,16 @@ impl FakeFunction {
     ///
     /// When the memory file cannot be cut.
     pub fn turn_decoding_off(&self) -> io::Result<()> {
-        Ok(nix::unistd::ftruncate(&self.bar, 0)?)
+        self.cut_bar(0)
+    }
+
+    /// Takes the BAR away from `len` bytes on, under who mapped it, as a server can that keeps its file.
+    ///
+    /// # Errors
+    ///
+    /// When the memory file cannot be cut.
+    pub fn cut_bar(&self, len: u64) -> io::Result<()> {
+        Ok(nix::unistd::ftruncate(&self.bar, len.cast_signed())?)
     }
 
     /// Ends [`FakeFunction::turn_decoding_off`], with registers of zeros.
@@ -403,6 +415,9 @@ impl FakeFunction {
         if state.reset_outstanding {
             return failed(Errno::EBUSY);
         }
+        if state.is_away() {
+            return failed(Errno::ENODEV);
+        }
         let scripted = state.next_resets.pop_front();
         match scripted.or_else(|| state.resets.get(&method).copied()) {
             Some(ResetScript::Fails(errno)) => return failed(errno),
@@ -483,6 +498,21 @@ impl State {
         Some((file.as_ref()?, into))
     }
 
+    /// Whether the call that is made finds nobody.
+    fn is_away(&mut self) -> bool {
+        match &mut self.away {
+            Some((after @ 1.., _)) => {
+                *after -= 1;
+                false
+            }
+            Some((_, calls @ 1..)) => {
+                *calls -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// A reading of configuration space as a test wants it.
     fn disguise(&mut self, at: usize, data: &mut [u8]) {
         if let Some((reading, left)) = &mut self.config_reads {
@@ -546,6 +576,10 @@ impl Transport for FakeFunction {
         let len = data.len();
         let mut state = self.state_for(Call::Read(index));
         self.check(&state, generation, index, offset, len)?;
+        if state.is_away() {
+            data.fill(0xff);
+            return Ok(());
+        }
         if index == RegionIndex::Config {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
             let from = state.config.get(start..).and_then(|rest| rest.get(..len));
@@ -578,6 +612,9 @@ impl Transport for FakeFunction {
     ) -> Result<(), AccessError> {
         let mut state = self.state_for(Call::Write(index));
         self.check(&state, generation, index, offset, data.len())?;
+        if state.is_away() {
+            return Ok(());
+        }
         if index == RegionIndex::Config {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
             if let (Ok(bytes), offset::COMMAND) = (data.try_into(), offset as u16) {

@@ -70,6 +70,43 @@ impl fmt::Display for Kind {
 }
 
 /// How strongly a transport can revoke DMA by unmapping (R1).
+///
+/// What each leaves a device that lies, or a peer that means harm:
+///
+/// | strength | an unmap that was exact | what the other side can still do |
+/// | --- | --- | --- |
+/// | [`Enforcing`](Self::Enforcing) | proves that the device reaches the memory no more, whatever it is told or does | read and write what is mapped for it, at any time while it is, also what no queue of it was given; fill the IOMMU's fault log |
+/// | [`ServerWord`](Self::ServerWord) | is believed, because the server, which translates, answered that it dropped the mapping | all of the above; and keep the file that it was sent, or give it to a child or another process, and read and write it for ever after it said that it had not: see below |
+/// | [`None`](Self::None) | proves nothing; memory is released only when the function is *stopped*: bus mastering read back off, and a reset that a register shows | reach all of the machine's memory, ours, other processes' and the kernel's, from the moment that bus mastering is on until it is stopped |
+///
+/// # A vfio-user server
+///
+/// A server that *acknowledged* an unmap is proof: it is the device, its translation is part of it, and
+/// there is nothing else to ask. One that *hangs* is none: what it was asked to unmap, and did not
+/// answer for, stays in quarantine until a process that we started is seen to have ended
+/// ([`Peer`](crate::peer::Peer), by a pidfd). Who merely listens at a socket is not known (SO_PEERCRED names who
+/// made it), and its end proves nothing.
+///
+/// What its word does not cover is bounded on our side, so that a server that lies reaches what it was
+/// sent, and nothing else of this process: each object's memory is a file of its own, which is never used
+/// for another object, nor sent for a second life of the device (a carried region moves to a new
+/// file); files are sealed, so that a truncation cannot kill us (C46); its eventfds are read without
+/// blocking and never written to; each message has a deadline. It can punch holes into the files that
+/// it was sent (no seal forbids that and leaves them writable): our next access finds zeros in a page
+/// that is charged to us, and under a memory limit of the control group that is full, SIGBUS. It can spoil payload in
+/// flight, as any device can; and it can send nothing at all.
+///
+/// # A machine without IOMMU
+///
+/// VFIO's no-IOMMU mode (`enable_unsafe_noiommu_mode`) gives the device physical addresses and
+/// translates nothing, so that nothing that this library does keeps it from any memory but the
+/// function's own Bus Master Enable, and a reset. This crate refuses it by name. An IOMMU that is
+/// there does not make a function [`Enforcing`](Self::Enforcing) while Address Translation Services are on
+/// (ATS Control, Enable; PCIe base specification 6.0, §10.5.1): it may hold translations that an unmap does
+/// not reach, and its requests with translated addresses are not looked at.
+///
+/// Behind every strength the unit is the IOMMU *domain*: what "the function stopped" releases needs every
+/// function of it that can issue DMA to be stopped ([`Transport::shares_space`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strength {
     /// An IOMMU translates in hardware and the device holds no translations of its own (ATS off).
@@ -368,7 +405,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// Which transport this is.
     fn kind(&self) -> Kind;
 
-    /// How strongly an unmap revokes DMA, computed now (R1).
+    /// How strongly an unmap revokes DMA, computed now (R1): [`Strength`] says what each leaves to a
+    /// device, or a server, that lies.
     fn strength(&self) -> Strength;
 
     /// Describes a region.

@@ -1,5 +1,6 @@
 //! BAR windows: bounded, typed, replaceable register access.
 
+use std::fmt;
 use std::io;
 use std::num::NonZeroU32;
 use std::ops::Deref;
@@ -333,6 +334,8 @@ impl Window {
                     return Ok(Stopped {
                         device: self.device(),
                         generation: self.generation,
+                        register: stop.register,
+                        queue: stop.queue,
                     });
                 }
             }
@@ -380,9 +383,29 @@ impl Deref for Registers {
     }
 }
 
+/// A queue of a function, as its family numbers them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QueueName {
+    /// A receive queue.
+    Receive(u32),
+    /// A send queue.
+    Send(u32),
+}
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Receive(number) => write!(f, "receive queue {number}"),
+            Self::Send(number) => write!(f, "send queue {number}"),
+        }
+    }
+}
+
 /// How one register says that a queue stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct StopBit {
+    /// The queue that it speaks of; none of one that speaks of the whole function.
+    pub queue: Option<QueueName>,
     /// Bytes from the BAR's start.
     pub register: u32,
     /// The bits that read 0 once stopped.
@@ -397,12 +420,15 @@ pub struct StopBit {
     pub settle: Duration,
 }
 
-/// A reading that a queue stopped, by a function that is alive. Names the device and the generation.
+/// A reading that a queue stopped, by a function that is alive. Names the device and the generation,
+/// the queue, and the register that said so.
 #[must_use]
 #[derive(Debug)]
 pub struct Stopped {
     device: DeviceId,
     generation: Generation,
+    register: u32,
+    queue: Option<QueueName>,
 }
 
 impl Stopped {
@@ -416,6 +442,28 @@ impl Stopped {
     #[must_use]
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// Which register, in bytes from the start of its BAR.
+    #[must_use]
+    pub fn register(&self) -> u32 {
+        self.register
+    }
+
+    /// Whether it says that this queue stopped: that one did, or the whole function.
+    #[must_use]
+    pub fn is_of(&self, queue: QueueName) -> bool {
+        self.queue.is_none_or(|stopped| stopped == queue)
+    }
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "register {:#x} reads that ", self.register)?;
+        match self.queue {
+            Some(queue) => write!(f, "{queue} stopped"),
+            None => f.write_str("the whole function stopped"),
+        }
     }
 }
 

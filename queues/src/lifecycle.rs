@@ -57,6 +57,11 @@ pub enum Cause {
         /// The evidence.
         what: String,
     },
+    /// It was reset, and nobody here did it: it has forgotten its queues (C18).
+    Reset {
+        /// What shows it.
+        what: String,
+    },
     /// An uncorrectable error was reported on the bus (AER).
     BusError,
     /// The function was asked back: it is being unbound or removed.
@@ -79,6 +84,10 @@ impl fmt::Display for Cause {
             Self::UnmapFailed { what } => write!(f, "an unmap failed: {what}"),
             Self::StillMaster { what } => write!(f, "bus mastering was not seen to go off: {what}"),
             Self::Stalled { what } => write!(f, "work makes no progress: {what}"),
+            Self::Reset { what } => write!(
+                f,
+                "the device was reset by somebody else, or reads as zeros: {what}"
+            ),
             Self::BusError => f.write_str("the bus reported an uncorrectable error"),
             Self::Removal => f.write_str("the function is being removed or unbound"),
             Self::Closed => f.write_str("it was closed while objects of it were in use"),

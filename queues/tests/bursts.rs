@@ -97,6 +97,7 @@ impl Bench {
         let window = Window::open(function.clone(), Generation::FIRST, 0, 0x1000).unwrap();
         window.write(STOP, 1);
         let bit = StopBit {
+            queue: None,
             register: STOP.offset(),
             stop: NonZeroU32::new(2).unwrap(),
             alive: NonZeroU32::new(1).unwrap(),

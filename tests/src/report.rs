@@ -40,6 +40,19 @@ pub struct Revocation {
     pub ground: String,
     pub released_bytes: u64,
     pub quarantined_bytes: u64,
+    pub flight: Vec<FlightEvent>,
+    pub flight_missed: u64,
+}
+
+/// A control event of the time before.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct FlightEvent {
+    pub us: u64,
+    pub thread: String,
+    pub event: String,
+    pub text: String,
 }
 
 /// What the recovery did.

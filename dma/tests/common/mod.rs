@@ -105,6 +105,7 @@ impl Bench {
         let window = Window::open(self.function.clone(), self.life, 0, 0x1_0000).unwrap();
         window.write(STOP_REGISTER, THRESHOLDS);
         let stop = StopBit {
+            queue: None,
             register: STOP_REGISTER.offset(),
             stop: NonZeroU32::new(ENABLE).unwrap(),
             alive: NonZeroU32::new(THRESHOLDS).unwrap(),

@@ -10,6 +10,7 @@ use failstop_queues::completions::Completions;
 use failstop_queues::lifecycle::{Cause, Verdict};
 
 use super::Inner;
+use crate::flight::Control;
 use crate::ladder::{Hand, RevocationReport};
 use crate::life::{Life, Way};
 
@@ -125,6 +126,7 @@ pub(crate) fn end_life(life: &Arc<Life>, cause: Cause) {
     }
     let _ = life.verdict();
     life.join_ladder();
+    life.note(Control::State, format_args!("closed"));
 }
 
 /// Stops every queue that an object has, again while the device says that it is busy: in passes,

@@ -11,6 +11,7 @@ use failstop_pci::transport::{ResetFailed, ResetMethod, Transport};
 use failstop_pci::window::Window;
 
 use super::DeviceError;
+use crate::flight::{Control, Flight};
 use crate::ladder::with_source;
 use crate::provider::SoftwareReset;
 
@@ -39,6 +40,7 @@ pub(super) struct Reset<'a> {
     pub(super) clock: &'a dyn Clock,
     pub(super) canary: Canary,
     pub(super) software: SoftwareReset,
+    pub(super) flight: &'a Flight,
 }
 
 impl Reset<'_> {
@@ -53,7 +55,11 @@ impl Reset<'_> {
         let mut tried = Vec::new();
         let listed = self.transport.reset_methods();
         for method in listed.into_iter().chain([ResetMethod::Software]) {
-            match self.attempt(method)? {
+            let attempt = self.attempt(method)?;
+            let what = attempt.as_ref().err().map_or("proven", String::as_str);
+            self.flight
+                .note(Control::Reset, format_args!("{method} at open: {what}"));
+            match attempt {
                 Ok(stopped) => {
                     if !tried.is_empty() || method == ResetMethod::Software {
                         let device = self.transport.name();

@@ -14,6 +14,7 @@ use super::opening::Bound;
 use super::recovered::{RecoveryStep, Steps};
 use super::{Device, DeviceError, Inner};
 use crate::events::DeviceEvent;
+use crate::flight::Control;
 use crate::ladder::{self, RevocationReport, Watched};
 use crate::life::Life;
 use crate::watch::Watch;
@@ -117,6 +118,10 @@ impl Inner {
             return Err(RecoverError::Detached { device: device() });
         }
         old.join_ladder();
+        old.note(
+            Control::Recovery,
+            format_args!("from generation {}, asked for", old.generation().number()),
+        );
         let mut steps = Steps::begin();
         let begun = self
             .all_returned()
@@ -129,6 +134,10 @@ impl Inner {
             });
         let event = match &begun {
             Ok(generation) => {
+                old.note(
+                    Control::Recovery,
+                    format_args!("generation {} began", generation.number()),
+                );
                 let report = steps.report(device(), generation.number());
                 *self.recovery.lock().unwrap_or_else(PoisonError::into_inner) =
                     Some(report.clone());
@@ -137,10 +146,14 @@ impl Inner {
                     report,
                 }
             }
-            Err(error) => DeviceEvent::RecoveryFailed {
-                generation: old.generation(),
-                why: ladder::with_source(&error),
-            },
+            Err(error) => {
+                let why = ladder::with_source(error);
+                old.note(Control::Recovery, format_args!("failed: {why}"));
+                DeviceEvent::RecoveryFailed {
+                    generation: old.generation(),
+                    why,
+                }
+            }
         };
         self.function.events.push(event);
         begun
@@ -229,7 +242,7 @@ impl Inner {
         let function = &self.function;
         let config = ConfigSpace::new(&*function.transport);
         let _bounded = Bound::new(&*function.transport, function.deadlines.bring_up);
-        let _off = function.master_off_for_good()?;
+        let _off = function.master_off_once_back()?;
         function.command.memory_space_on(&config)?;
         let window = Window::open(
             function.transport.clone(),

@@ -215,6 +215,8 @@ impl E1000e {
         });
         let bit = |status: Status| NonZeroU32::new(status.bits()).unwrap_or(NonZeroU32::MAX);
         let stop = StopBit {
+            // No new request of whatever queue.
+            queue: None,
             register: reg::STATUS.offset(),
             stop: bit(Status::GIO_MASTER_ENABLE),
             alive: bit(Status::FD),

@@ -17,7 +17,7 @@ use std::time::Duration;
 use failstop_pci::clock::Clock;
 use failstop_pci::register::Reg;
 use failstop_pci::reset::Canary;
-use failstop_pci::window::{Doorbell, NoAnswer, StopBit, Stopped, Window};
+use failstop_pci::window::{Doorbell, NoAnswer, QueueName, StopBit, Stopped, Window};
 
 use super::Part;
 use super::bits::{
@@ -324,6 +324,7 @@ impl Provider for Igb {
 /// What the two directions' rows of queue registers have in common. §8.10, §8.12
 struct Row {
     name: &'static str,
+    queue: fn(u32) -> QueueName,
     base_low: Reg,
     base_high: Reg,
     length: Reg,
@@ -337,6 +338,7 @@ struct Row {
 
 const RECEIVE: Row = Row {
     name: "receive queue",
+    queue: QueueName::Receive,
     base_low: reg::RDBAL,
     base_high: reg::RDBAH,
     length: reg::RDLEN,
@@ -349,6 +351,7 @@ const RECEIVE: Row = Row {
 
 const TRANSMIT: Row = Row {
     name: "transmit queue",
+    queue: QueueName::Send,
     base_low: reg::TDBAL,
     base_high: reg::TDBAH,
     length: reg::TDLEN,
@@ -405,6 +408,7 @@ impl Igb {
         let control = row.control.of(queue, QUEUE_STRIDE);
         self.mac.registers.write(control, row.thresholds.bits());
         let stop = StopBit {
+            queue: Some((row.queue)(queue)),
             register: control.offset(),
             stop: NonZeroU32::new(row.enable).unwrap_or(NonZeroU32::MAX),
             alive: NonZeroU32::new(row.thresholds.bits()).unwrap_or(NonZeroU32::MAX),

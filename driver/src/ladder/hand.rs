@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use failstop_pci::clock::Clock;
 
+use crate::flight::ThreadKind;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// How often a wait looks at the clock, which need not be the machine's.
@@ -45,7 +47,10 @@ impl Hand {
 
     fn thread(name: &str) -> io::Result<Sender<Job>> {
         let (jobs, calls) = mpsc::channel::<Job>();
-        let run = move || calls.into_iter().for_each(|job| job());
+        let run = move || {
+            ThreadKind::Hand.is_this();
+            calls.into_iter().for_each(|job| job());
+        };
         thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(jobs)
     }

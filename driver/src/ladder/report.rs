@@ -7,6 +7,8 @@ use failstop_dma::ledger::Line;
 use failstop_pci::transport::ResetMethod;
 use serde::{Serialize, Serializer};
 
+use crate::flight::FlightEvent;
+
 /// A step of the ladder (R4).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -173,7 +175,14 @@ pub struct RevocationReport {
     /// What is kept, and why.
     #[serde(skip)]
     pub quarantined: Vec<Line>,
+    /// The last control events of the device, up to the verdict, oldest first.
+    pub flight: Vec<FlightEvent>,
+    /// How many events are missing there, because the recorder was taken when they happened.
+    pub flight_missed: u64,
 }
+
+/// How many of the last events people are shown.
+const SHOWN: usize = 16;
 
 fn method<S: Serializer>(method: &Option<ResetMethod>, serializer: S) -> Result<S::Ok, S::Error> {
     match method {
@@ -227,6 +236,16 @@ impl fmt::Display for RevocationReport {
                 line.owner,
                 line.reason.unwrap_or("still in use")
             )?;
+        }
+        let shown = &self.flight[self.flight.len().saturating_sub(SHOWN)..];
+        if !shown.is_empty() {
+            writeln!(f, "  the last control events, since it was opened:")?;
+        }
+        for event in shown {
+            writeln!(f, "  {event}")?;
+        }
+        if self.flight_missed > 0 {
+            writeln!(f, "  {} events were not recorded", self.flight_missed)?;
         }
         Ok(())
     }

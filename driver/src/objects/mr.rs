@@ -75,6 +75,7 @@ impl Mr {
                 Ok(Owned::new(Self(Arc::new(shared))))
             }
             Err((region, error)) => {
+                life.note_not_mapped(&error);
                 shared.region = Some(region);
                 Err(error.into())
             }
@@ -115,7 +116,8 @@ impl Owned<Pd> {
             source,
         };
         let bytes = FrameRegion::check(frame_size, frames).map_err(frame)?;
-        let mapping = life.space().map(id, bytes)?;
+        let mapping = life.space().map(id, bytes);
+        let mapping = mapping.inspect_err(|error| life.note_not_mapped(error))?;
         let (region, pool) =
             FrameRegion::new(mapping, frame_size, frames).map_err(|(_, source)| frame(source))?;
         let shared = MrShared {

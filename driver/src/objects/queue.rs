@@ -6,6 +6,7 @@ use failstop_dma::proof::ObjectId;
 use failstop_dma::region::Pool;
 use failstop_dma::ring::{ExchangeRing, NotMade};
 use failstop_queues::completions::Completions;
+use failstop_queues::lifecycle::Cause;
 use failstop_queues::transmit::REPORT;
 
 use super::CreateError;
@@ -31,7 +32,15 @@ impl Place {
     /// The family's stop sequence, whose end is the ground for this queue's memory.
     pub(super) fn stop(&self) -> Result<Release, Refusal> {
         let stopped = self.life.stop_queue(self.way, self.number);
-        Release::acknowledged(self.id, stopped.map_err(|why| Refusal::of(&self.id, why))?)
+        let stopped = stopped.map_err(|why| Refusal::of(&self.id, why))?;
+        let queue = self.way.queue(self.number);
+        // A provider that took another queue's reading for this one's has not stopped this one.
+        if !stopped.is_of(queue) {
+            return Err(Refusal::Failed(Cause::StopFailed {
+                what: format!("{}: {stopped}, which says nothing of {queue}", self.id),
+            }));
+        }
+        Release::acknowledged(self.id, stopped)
     }
 
     /// Takes a ring apart on the proof, and its frames go home. Without one, or where it does not
@@ -204,7 +213,10 @@ impl QueueInit<'_> {
         let ring = ExchangeRing::create(life.space(), id, self.pool, self.entries);
         let ring = ring.map_err(|error| match error {
             NotMade::Ring(source) => refused(source),
-            NotMade::Space(source) => source.into(),
+            NotMade::Space(source) => {
+                life.note_not_mapped(&source);
+                source.into()
+            }
         })?;
         let spec = RingSpec {
             iova: ring.iova(),

@@ -43,7 +43,7 @@ impl Owned<Pd> {
     pub fn create_rq(&self, init: QueueInit<'_>) -> Result<Owned<Rq>, CreateError> {
         let Prepared { place, ring, spec } = init.prepare(Way::Receive, RX_LEAST)?;
         let life = place.life.clone();
-        let started = life.provider().start_rx(place.number, &spec);
+        let started = life.start_queue(Way::Receive, place.number, &spec);
         let bell = match started {
             Ok(bell) => bell,
             Err(error) => {
@@ -73,6 +73,7 @@ impl Owned<Pd> {
         if let Some(rx) = &mut queue.rx {
             rx.start();
         }
+        life.began_to_receive();
         Ok(queue)
     }
 }

@@ -30,7 +30,7 @@ impl Owned<Pd> {
         let Prepared { place, ring, spec } = init.prepare(Way::Send, TX_LEAST)?;
         let life = place.life.clone();
         let longest = life.limits().longest_frame.min(ring.frame_size());
-        let started = life.provider().start_tx(place.number, &spec);
+        let started = life.start_queue(Way::Send, place.number, &spec);
         let bell = match started {
             Ok(bell) => bell,
             Err(error) => {

@@ -14,6 +14,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::life::Receiving;
 use crate::provider::{Link, Position, Statistics};
 
 /// What one look at a device shows.
@@ -26,6 +27,8 @@ pub(super) struct Sample {
     /// Each queue that runs: its number and where it is.
     pub(super) send: Vec<(u32, Position)>,
     pub(super) receive: Vec<(u32, Position)>,
+    /// What there was when a receive queue was started last.
+    pub(super) began: Receiving,
 }
 
 /// Why a device is taken to hang.
@@ -75,6 +78,8 @@ struct Still {
 struct Deaf {
     since: Duration,
     accepted: u64,
+    /// They did not just go around, and stand where they stood.
+    sure: bool,
 }
 
 /// What was seen so far.
@@ -151,33 +156,46 @@ impl Watchdog {
     }
 
     fn look_at_receive(&mut self, now: Duration, sample: &Sample) -> Option<Evidence> {
-        let unmoved = self.last.as_ref().filter(|last| {
-            last.receive == sample.receive
-                && last.counted.rx_no_buffer == sample.counted.rx_no_buffer
-                && !sample.receive.is_empty()
-                && sample.receive.iter().all(|(_, at)| at.outstanding() > 0)
-        });
-        let Some(last) = unmoved else {
+        // Of a queue that was started since the last look, what there was then is what it is
+        // compared with: it may have stood still ever since.
+        let last = self.last.as_ref();
+        let (counted, positions) = last
+            .filter(|last| last.began.starts == sample.began.starts)
+            .map_or((&sample.began.counted, &sample.began.at), |last| {
+                (&last.counted, &last.receive)
+            });
+        let unmoved = *positions == sample.receive
+            && counted.rx_no_buffer == sample.counted.rx_no_buffer
+            && !sample.receive.is_empty()
+            && sample.receive.iter().all(|(_, at)| at.outstanding() > 0);
+        if !unmoved {
             self.deaf = None;
             return None;
-        };
-        let accepted = sample
-            .counted
-            .rx_frames
-            .saturating_sub(last.counted.rx_frames);
+        }
+        let accepted = sample.counted.rx_frames.saturating_sub(counted.rx_frames);
+        // So many may have filled a ring, whose positions are what they were then.
+        let least = sample
+            .receive
+            .iter()
+            .map(|(_, at)| u64::from(at.entries))
+            .min();
+        let around = least.is_none_or(|entries| accepted >= entries);
         match &mut self.deaf {
             None if accepted == 0 => None,
             None => {
                 self.deaf = Some(Deaf {
                     since: now,
                     accepted,
+                    sure: !around,
                 });
                 None
             }
             Some(deaf) => {
-                deaf.accepted += accepted;
+                deaf.accepted = deaf.accepted.saturating_add(accepted);
+                // Twice exactly around is not believed, and nor is silence after once.
+                deaf.sure |= accepted > 0;
                 let time = now.saturating_sub(deaf.since);
-                (time >= self.period).then_some(Evidence::Receive {
+                (deaf.sure && time >= self.period).then_some(Evidence::Receive {
                     accepted: deaf.accepted,
                     time,
                 })
@@ -212,6 +230,11 @@ mod tests {
             counted: Statistics::default(),
             send: vec![(0, at(0, 0))],
             receive: vec![(0, at(0, 511))],
+            began: Receiving {
+                starts: 1,
+                counted: Statistics::default(),
+                at: vec![(0, at(0, 511))],
+            },
         }
     }
 
@@ -317,6 +340,47 @@ mod tests {
             |look: u32, sample: &mut Sample| sample.counted.rx_frames = u64::from(look.min(3));
         let evidence = watch(sample(), accepted).unwrap();
         assert!(matches!(evidence, Evidence::Receive { accepted: 3, .. }));
+    }
+
+    #[test]
+    fn c19_a_queue_that_stalled_before_the_first_look_is_found() {
+        let mut stalled = sample();
+        stalled.counted.rx_frames = 3;
+        let evidence = watch(stalled.clone(), |_, _| {}).unwrap();
+        assert!(matches!(evidence, Evidence::Receive { accepted: 3, .. }));
+        // And one that was started between two looks.
+        let evidence = watch(stalled, |look, sample: &mut Sample| {
+            if look == 0 {
+                (sample.receive, sample.began) = (Vec::new(), Receiving::default());
+            } else if look == 1 {
+                (sample.receive, sample.began) = (self::sample().receive, self::sample().began);
+            }
+        });
+        assert!(evidence.is_some());
+    }
+
+    #[test]
+    fn c45_frames_of_before_the_queue_was_started_are_no_evidence() {
+        let mut idle = sample();
+        idle.counted.rx_frames = 3;
+        idle.began.counted.rx_frames = 3;
+        assert_eq!(watch(idle, |_, _| {}), None);
+    }
+
+    #[test]
+    fn c45_silence_after_a_ring_went_exactly_around_is_no_evidence() {
+        let around = |look, sample: &mut Sample| {
+            sample.counted.rx_frames = if look > 0 { 512 } else { 0 };
+        };
+        assert_eq!(watch(sample(), around), None);
+    }
+
+    #[test]
+    fn c19_a_queue_that_stalls_under_a_flood_is_found() {
+        let flood = |look, sample: &mut Sample| {
+            sample.counted.rx_frames = u64::from(look) * 5000;
+        };
+        assert!(watch(sample(), flood).is_some());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use failstop_pci::clock::ManualClock;
 use failstop_pci::testing::ResetScript;
 use failstop_pci::transport::{ResetMethod, Strength, Transport};
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::{CANARY_PLANTED, Model, Written};
 
@@ -393,6 +394,23 @@ fn c43_where_nothing_resets_and_nothing_enforces_nothing_is_released() {
     assert_eq!(report.released_bytes, 0);
     drop(port);
     assert_ne!(device.ledger().lines(), []);
+}
+
+/// The resets that stop a queue are the driver's own, whenever the watch looks.
+#[test]
+fn c18_a_stop_that_resets_the_device_is_nobody_elses_reset() {
+    let model = Model::new();
+    let options = Options {
+        clock: Arc::new(ManualClock::default()),
+        look: Some(Duration::from_micros(1)),
+        ..Options::default()
+    };
+    let device = Device::open_with(model.clone(), &Config::default(), options).unwrap();
+    for _ in 0..50 {
+        drop(parts(&device));
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    assert_eq!(device.broken(), None);
 }
 
 #[test]

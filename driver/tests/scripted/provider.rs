@@ -16,7 +16,7 @@ use failstop_pci::clock::Clock;
 use failstop_pci::register::Reg;
 use failstop_pci::reset::Canary;
 use failstop_pci::testing::FakeFunction;
-use failstop_pci::window::{Doorbell, NoAnswer, StopBit, Stopped, Window};
+use failstop_pci::window::{Doorbell, NoAnswer, QueueName, StopBit, Stopped, Window};
 
 use super::{
     ALIVE, CANARY, CONTROL, ENABLE, ENTRIES, FRAME, HEAD, IRQ_MASK, QUEUES, RING, RUNS, SOFTWARE,
@@ -126,6 +126,8 @@ pub struct Script {
 
 #[derive(Default, Debug)]
 struct ScriptState {
+    /// A queue whose provider asks the other one of its direction.
+    mistaken: Option<(Way, u32)>,
     stops: HashMap<(Way, u32), Stop>,
     failing_bring_ups: u32,
     failing_starts: HashMap<Way, u32>,
@@ -145,6 +147,11 @@ impl Script {
     /// Every queue stops as it should from now on.
     pub fn stops_work(&self) {
         self.state().stops.clear();
+    }
+
+    /// To stop that queue the provider asks the other one of its direction.
+    pub fn ask_the_other(&self, way: Way, queue: u32) {
+        self.state().mistaken = Some((way, queue));
     }
 
     /// So many bring-ups fail.
@@ -260,7 +267,11 @@ impl Scripted {
     }
 
     fn stop(&mut self, command: &'static str, way: Way, queue: u32) -> Result<Stopped, NotStopped> {
-        let register = base(way, queue) + CONTROL;
+        let (mut queue, mut register) = (queue, base(way, queue) + CONTROL);
+        if self.script.state().mistaken == Some((way, queue)) {
+            queue ^= 1;
+            register = base(way, queue) + CONTROL;
+        }
         let runs = register + RUNS;
         match self.script.next_stop(command, way, queue) {
             Stop::Busy(_) => return Err(NotStopped::Busy("the device counts a reference")),
@@ -281,6 +292,10 @@ impl Scripted {
             }
         }
         let stop = StopBit {
+            queue: Some(match way {
+                Way::Receive => QueueName::Receive(queue),
+                Way::Send => QueueName::Send(queue),
+            }),
             register,
             stop: NonZeroU32::new(ENABLE).unwrap(),
             alive: NonZeroU32::new(THRESHOLDS).unwrap(),

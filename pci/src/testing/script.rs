@@ -359,6 +359,18 @@ impl FakeFunction {
         self.state().config_reads = (reads > 0).then_some((reading, reads));
     }
 
+    /// Makes the function leave after `after` more reads, writes by message and resets, for `calls`
+    /// of them: reads are all-ones, writes are lost, resets fail. It comes back as it was.
+    pub fn go_away(&self, after: u64, calls: u64) {
+        self.state().away = Some((after, calls));
+    }
+
+    /// Whether it has been away, and is back.
+    #[must_use]
+    pub fn is_back(&self) -> bool {
+        self.state().away == Some((0, 0))
+    }
+
     /// Ends [`FakeFunction::misread_config`].
     pub fn read_config_again(&self) {
         self.state().config_reads = None;

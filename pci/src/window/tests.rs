@@ -7,6 +7,7 @@ const ENABLE: u32 = 1 << 25;
 const THRESHOLDS: u32 = 0x0001_0808;
 
 const STOP: StopBit = StopBit {
+    queue: Some(QueueName::Receive(1)),
     register: CONTROL.offset(),
     stop: NonZeroU32::new(ENABLE).unwrap(),
     alive: NonZeroU32::new(THRESHOLDS).unwrap(),

@@ -294,6 +294,7 @@ impl Scene {
         };
         let options = Options {
             deadlines: Patience::of(&self.row).ladder,
+            look: Some(POLICY.interval),
             ..Options::default()
         };
         Device::open_with(transport, &config, options)

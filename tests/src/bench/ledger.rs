@@ -163,6 +163,7 @@ impl Bench {
             WRITE_BACK.get(),
         );
         let stop = StopBit {
+            queue: None,
             register: control,
             stop: ENABLE,
             alive: WRITE_BACK,

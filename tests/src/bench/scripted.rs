@@ -94,6 +94,7 @@ impl Scripted {
     fn stop(&self) -> Result<Stopped, NotStopped> {
         self.window.write(CONTROL, ALIVE);
         let bit = StopBit {
+            queue: None,
             register: CONTROL.offset(),
             stop: NonZeroU32::new(RUNS).unwrap_or(NonZeroU32::MIN),
             alive: NonZeroU32::new(ALIVE).unwrap_or(NonZeroU32::MIN),

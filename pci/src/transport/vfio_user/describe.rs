@@ -337,7 +337,11 @@ fn described(
     // An access beyond the end of a file is a SIGBUS.
     let needed = info.offset + end;
     if len < needed {
-        return Err(impossible("length of the file", len));
+        return Err(Violation::ShortFile {
+            object: format!("region {}", info.index),
+            len,
+            needed,
+        });
     }
     described.file = Some((file, info.offset));
     Ok(described)

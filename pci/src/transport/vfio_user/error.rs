@@ -135,6 +135,18 @@ pub enum Violation {
     /// A payload without the form that it must have.
     #[error("{0}")]
     Malformed(#[from] Malformed),
+    /// A file that ends before the registers that it is to hold.
+    #[error(
+        "{object} is shorter than the server said: its file has {len:#x} bytes, and {needed:#x} are needed"
+    )]
+    ShortFile {
+        /// What it is of.
+        object: String,
+        /// Bytes of the file.
+        len: u64,
+        /// Bytes up to the end of what is mapped of it.
+        needed: u64,
+    },
     /// A value that no device has, or that cannot be worked with.
     #[error("{what} of {object} is {value:#x}")]
     Impossible {
