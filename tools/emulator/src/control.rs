@@ -237,10 +237,15 @@ pub enum ControlError {
     },
 }
 
+/// What a [`Client`] speaks over: a socket, or what leads to one.
+pub trait Stream: Read + Write + Send + std::fmt::Debug {}
+
+impl<T: Read + Write + Send + std::fmt::Debug> Stream for T {}
+
 /// A client of a control socket.
 #[derive(Debug)]
 pub struct Client {
-    reader: BufReader<UnixStream>,
+    reader: BufReader<Box<dyn Stream>>,
     /// A request got no reply in time: no other is waited for.
     silent: bool,
 }
@@ -254,13 +259,88 @@ impl Client {
     pub fn connect(path: &Path) -> Result<Self, ControlError> {
         let socket = UnixStream::connect(path)?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self {
-            reader: BufReader::new(socket),
-            silent: false,
-        })
+        Ok(Self::over(socket))
     }
 
-    /// Sends a request and waits for its reply, for ten seconds at most.
+    /// Speaks over a stream that leads to a control socket, such as a serial port of a guest's; a reply
+    /// that does not come is waited for as long as the stream lets it.
+    #[must_use]
+    pub fn over(stream: impl Stream + 'static) -> Self {
+        Self {
+            reader: BufReader::new(Box::new(stream)),
+            silent: false,
+        }
+    }
+
+    /// Everything that the first port counts.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`], also when the emulator has ended.
+    pub fn stats(&mut self) -> Result<Stats, ControlError> {
+        self.stats_of("stats")
+    }
+
+    pub(crate) fn stats_of(&mut self, request: &str) -> Result<Stats, ControlError> {
+        match self.request(request)? {
+            Reply::Stats(stats) => Ok(*stats),
+            other => Err(ControlError::Refused {
+                request: request.to_owned(),
+                reason: format!("it answered {other:?}"),
+            }),
+        }
+    }
+
+    /// Makes the first port misbehave, as [`crate::faults::TABLE`] lists.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`]; `Refused` for a fault that does not exist.
+    pub fn fault(&mut self, spec: &str) -> Result<(), ControlError> {
+        self.request(&format!("fault {spec}")).map(drop)
+    }
+
+    /// Ends all misbehaviour of the first port.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn clear_faults(&mut self) -> Result<(), ControlError> {
+        self.request("clear-faults").map(drop)
+    }
+
+    /// Switches the first port's device off and on. Its faults stay, and so do its counters.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn power_cycle(&mut self) -> Result<(), ControlError> {
+        self.request("power-cycle").map(drop)
+    }
+
+    /// Sets every counter of the first port to 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn reset_counters(&mut self) -> Result<(), ControlError> {
+        self.request("reset-counters").map(drop)
+    }
+
+    /// Tells the first port's client of an error on the bus, or asks it for the function.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError`].
+    pub fn notice(&mut self, notice: Notice) -> Result<(), ControlError> {
+        let word = match notice {
+            Notice::Error => "error",
+            Notice::Request => "request",
+        };
+        self.request(&format!("notice {word}")).map(drop)
+    }
+
+    /// Sends a request and waits for its reply, for ten seconds at most on a socket.
     ///
     /// # Errors
     ///

@@ -355,7 +355,7 @@ impl Running {
     ///
     /// [`ControlError`], also when the emulator has ended.
     pub fn stats(&mut self) -> Result<Stats, ControlError> {
-        self.stats_of("stats")
+        self.control.stats()
     }
 
     /// Everything that the second port of a pair counts.
@@ -364,17 +364,7 @@ impl Running {
     ///
     /// [`ControlError`], also when there is none or the emulator has ended.
     pub fn second_stats(&mut self) -> Result<Stats, ControlError> {
-        self.stats_of("port 1 stats")
-    }
-
-    fn stats_of(&mut self, request: &str) -> Result<Stats, ControlError> {
-        match self.request(request)? {
-            Reply::Stats(stats) => Ok(*stats),
-            other => Err(ControlError::Refused {
-                request: request.to_owned(),
-                reason: format!("it answered {other:?}"),
-            }),
-        }
+        self.control.stats_of("port 1 stats")
     }
 
     /// Makes the first port misbehave, as [`crate::faults::TABLE`] lists.
@@ -383,7 +373,7 @@ impl Running {
     ///
     /// [`ControlError`]; `Refused` for a fault that does not exist.
     pub fn fault(&mut self, spec: &str) -> Result<(), ControlError> {
-        self.request(&format!("fault {spec}")).map(drop)
+        self.control.fault(spec)
     }
 
     /// The latest accesses that faults of the first port made, oldest first.
@@ -417,7 +407,7 @@ impl Running {
     ///
     /// [`ControlError`].
     pub fn power_cycle(&mut self) -> Result<(), ControlError> {
-        self.request("power-cycle").map(drop)
+        self.control.power_cycle()
     }
 
     /// Ends all misbehaviour of the first port.
@@ -426,7 +416,7 @@ impl Running {
     ///
     /// [`ControlError`].
     pub fn clear_faults(&mut self) -> Result<(), ControlError> {
-        self.request("clear-faults").map(drop)
+        self.control.clear_faults()
     }
 
     /// Sets every counter of the first port to 0.
@@ -435,7 +425,7 @@ impl Running {
     ///
     /// [`ControlError`].
     pub fn reset_counters(&mut self) -> Result<(), ControlError> {
-        self.request("reset-counters").map(drop)
+        self.control.reset_counters()
     }
 
     /// Tells the first port's client of an error on the bus, or asks it for the function.
@@ -444,11 +434,7 @@ impl Running {
     ///
     /// [`ControlError`].
     pub fn notice(&mut self, notice: Notice) -> Result<(), ControlError> {
-        let word = match notice {
-            Notice::Error => "error",
-            Notice::Request => "request",
-        };
-        self.request(&format!("notice {word}")).map(drop)
+        self.control.notice(notice)
     }
 
     /// Plugs or pulls the first port's cable.
