@@ -1,23 +1,29 @@
-//! `failstop info`: everything about one function.
+//! `failstop info`: everything about one device.
 
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use failstop::name::DeviceName;
+use failstop::open::IommuChoice;
 use failstop::pci::address::Address;
 use failstop::pci::capabilities::{Capabilities, LinkSpeed, List};
 use failstop::pci::sysfs::{Function, Sysfs};
+use failstop::pci::transport::Transport;
 use nix::unistd::{AccessFlags, access};
 use serde::Serialize;
 
+use crate::emulated::Emulated;
 use crate::exit::Exit;
+use crate::run::Target;
+use crate::served::Served;
 
 /// Options of `failstop info`.
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
-    /// The function, like 0000:01:00.0.
-    device: Address,
+    /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or emu:82576
+    device: Target,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
@@ -73,7 +79,7 @@ struct LinkInfo {
 }
 
 #[derive(Serialize)]
-struct CapabilityInfo {
+pub(crate) struct CapabilityInfo {
     offset: u16,
     id: u16,
     extended: bool,
@@ -83,9 +89,9 @@ struct CapabilityInfo {
 
 /// How strongly unmapping would revoke the function's DMA.
 #[derive(Serialize)]
-struct Strength {
-    verdict: &'static str,
-    reason: &'static str,
+pub(crate) struct Strength {
+    pub(crate) verdict: &'static str,
+    pub(crate) reason: &'static str,
 }
 
 #[derive(Serialize)]
@@ -98,7 +104,18 @@ struct TransportInfo {
 
 /// Prints everything about a function.
 pub(crate) fn info(args: &InfoArgs, sysfs: &Sysfs, out: &mut dyn Write) -> Result<Exit> {
-    let address = args.device;
+    let address = match &args.device {
+        Target::Device(DeviceName::Pci(address)) => *address,
+        Target::Device(name) => {
+            let transport = failstop::open::transport(name, IommuChoice::default(), &[])?;
+            return served(args, name.to_string(), &*transport, out);
+        }
+        Target::Emulated(name) => {
+            let mut emulated = Emulated::start(name)?;
+            let transport = emulated.transport()?;
+            return served(args, name.to_string(), &*transport, out);
+        }
+    };
     let function = sysfs.function(address).with_context(|| {
         format!("{address}: no such device; `failstop list` shows the network functions")
     })?;
@@ -108,6 +125,22 @@ pub(crate) fn info(args: &InfoArgs, sysfs: &Sysfs, out: &mut dyn Write) -> Resul
         writeln!(out)?;
     } else {
         info.print(out)?;
+    }
+    Ok(Exit::Clean)
+}
+
+fn served(
+    args: &InfoArgs,
+    name: String,
+    transport: &dyn Transport,
+    out: &mut dyn Write,
+) -> Result<Exit> {
+    let served = Served::new(name, transport)?;
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &served)?;
+        writeln!(out)?;
+    } else {
+        served.print(out)?;
     }
     Ok(Exit::Clean)
 }
@@ -282,7 +315,7 @@ impl MemberInfo {
 }
 
 impl CapabilityInfo {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let detail = self.detail.as_ref().map(|text| format!(": {text}"));
         format!(
             "{:03x} {}{}",
@@ -303,7 +336,7 @@ fn capabilities(sysfs: &Sysfs, address: Address) -> std::result::Result<Capabili
     Capabilities::parse(&config).map_err(|error| error.to_string())
 }
 
-fn lines(capabilities: &Capabilities) -> Vec<CapabilityInfo> {
+pub(crate) fn lines(capabilities: &Capabilities) -> Vec<CapabilityInfo> {
     let entries = capabilities.entries.iter();
     entries
         .map(|entry| CapabilityInfo {

@@ -20,6 +20,7 @@ mod info;
 mod list;
 mod replay;
 mod run;
+mod served;
 mod supervised;
 #[cfg(test)]
 mod testing;

@@ -97,9 +97,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What `run` drives.
+/// A device, as the command line names it.
 #[derive(Clone, Debug)]
-enum Target {
+pub(crate) enum Target {
     Emulated(EmulatedName),
     Device(DeviceName),
 }
