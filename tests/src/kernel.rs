@@ -28,6 +28,7 @@ mod groups;
 mod limits;
 mod mappings;
 mod opening;
+pub mod outside;
 mod resets;
 
 /// A machine that cases need, by its topology.
@@ -45,6 +46,11 @@ pub enum Machine {
     KernelNic,
     /// `two-igb` with [`Machine::words`] that turn interrupt remapping off.
     NoRemapping,
+    /// `two-igb` once more, whose host does what it should not; its kernel may log IOMMU faults.
+    BadHost,
+    /// Whatever machine has the function that `FAILSTOP_IGB` names, where `FAILSTOP_TOPOLOGY` is
+    /// `hardware`; and `two-igb` taken for one.
+    Hardware,
 }
 
 impl Machine {
@@ -52,7 +58,7 @@ impl Machine {
     #[must_use]
     pub const fn topology(self) -> &'static str {
         match self {
-            Self::TwoIgb | Self::NoRemapping => "two-igb",
+            Self::TwoIgb | Self::NoRemapping | Self::BadHost | Self::Hardware => "two-igb",
             Self::Narrow => "aw39",
             Self::NoIommu => "no-iommu",
             Self::SharedGroup => "shared-group",
@@ -65,6 +71,9 @@ impl Machine {
     pub const fn words(self) -> Option<&'static str> {
         match self {
             Self::NoRemapping => Some("intremap=off"),
+            // No kernel knows it.
+            Self::BadHost => Some("failstop.bad_host"),
+            Self::Hardware => Some("failstop.hardware"),
             _ => None,
         }
     }
@@ -73,12 +82,18 @@ impl Machine {
     #[must_use]
     pub fn is_here(self) -> bool {
         let topology = env::var("FAILSTOP_TOPOLOGY");
+        if topology.as_deref() == Ok("hardware") {
+            return self == Self::Hardware;
+        }
         let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
-        let remapping_off = command_line
-            .split_whitespace()
-            .any(|word| Some(word) == Self::NoRemapping.words());
+        let has = |machine: Self| {
+            let mut words = command_line.split_whitespace();
+            words.any(|word| Some(word) == machine.words())
+        };
         topology.is_ok_and(|name| name == self.topology())
-            && remapping_off == (self == Self::NoRemapping)
+            && [Self::NoRemapping, Self::BadHost, Self::Hardware]
+                .iter()
+                .all(|machine| has(*machine) == (self == *machine))
     }
 }
 
@@ -283,6 +298,23 @@ pub const CASES: &[KernelCase] = cases! {
         a_process_that_is_killed_leaves_bus_mastering_off,
         c39_a_child_of_fork_does_not_keep_a_killed_parents_device,
         another_process_is_told_that_the_function_is_in_use,
+    }
+    BadHost Each: outside {
+        the_iommu_logs_what_an_igb_does_with_a_ring_that_is_unmapped_under_it,
+        c16_an_error_message_of_the_root_port_breaks_the_device_which_is_recovered,
+        a_process_that_is_killed_at_any_moment_leaves_bus_mastering_off,
+    }
+    Hardware Each: departures {
+        c15_an_unbind_of_a_port_in_use_returns,
+        a_process_that_is_killed_leaves_bus_mastering_off,
+        another_process_is_told_that_the_function_is_in_use,
+    }
+    Hardware Each: outside {
+        a_process_that_is_killed_at_any_moment_leaves_bus_mastering_off,
+    }
+    BadHost Once: outside {
+        c25_a_map_beyond_the_limit_in_life_leaves_nothing_mapped,
+        c15_a_function_that_is_hot_unplugged_in_traffic_is_let_go,
     }
     KernelNic Each: resets {
         c43_a_reset_that_resets_nothing_is_not_proven_and_the_next_is,

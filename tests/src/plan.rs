@@ -214,4 +214,6 @@ pub const PLANS: &[Plan] = &[
     kernel_only("small", Machine::KernelNic),
     kernel_only("small", Machine::NoIommu),
     kernel_only("small", Machine::NoRemapping),
+    kernel_only("small", Machine::BadHost),
+    kernel_only("small", Machine::Hardware),
 ];

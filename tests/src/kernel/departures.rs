@@ -23,12 +23,12 @@ use super::{bound, inner, open_address, says};
 use crate::fixture::{Outcome, ensure, ensure_eq, receive, self_addressed, send};
 
 /// How long a kernel under emulation may take.
-const SOON: Duration = Duration::from_secs(30);
+pub(super) const SOON: Duration = Duration::from_secs(30);
 /// How soon a function whose last reference is gone must be no bus master any more.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// A device in loopback, and a port of it through which a frame passed.
-fn in_use(address: Address, iommu: Iommu) -> Result<(Device, Port), Failed> {
+pub(super) fn in_use(address: Address, iommu: Iommu) -> Result<(Device, Port), Failed> {
     let config = Config {
         loopback: true,
         ..Config::default()
@@ -40,13 +40,13 @@ fn in_use(address: Address, iommu: Iommu) -> Result<(Device, Port), Failed> {
     Ok((device, port))
 }
 
-fn pass_frame(device: &Device, port: &mut Port) -> Outcome {
+pub(super) fn pass_frame(device: &Device, port: &mut Port) -> Outcome {
     let bytes = self_addressed(device, 60, 1);
     send(port, &bytes)?;
     ensure_eq(receive(port)?, bytes, "the frame")
 }
 
-fn next(device: &Device) -> Result<DeviceEvent, Failed> {
+pub(super) fn next(device: &Device) -> Result<DeviceEvent, Failed> {
     let event = device.events().next(SOON)?;
     event.ok_or_else(|| "nothing happened".into())
 }
@@ -114,7 +114,7 @@ pub(super) fn c16_an_error_on_the_bus_breaks_the_device_which_is_recovered(
 /// What a part says when it has the device.
 const LIVE: &str = "live";
 
-fn say(word: &str) -> Outcome {
+pub(super) fn say(word: &str) -> Outcome {
     let mut stdout = std::io::stdout();
     writeln!(stdout, "{word}")?;
     Ok(stdout.flush()?)
