@@ -7,7 +7,7 @@
 //! | `return NAME ...` | `took NAME MS` |
 //! | anything | the line itself |
 //!
-//! Last comes `exit MS`, or `exit never` when the program did not go away within [`FAREWELL`]: the
+//! Last comes `exit MS`, or `exit never` when the program did not go away within `FAREWELL`: the
 //! kernel still gives up the device for it.
 
 use std::io::{self, BufRead, BufReader, Write};
