@@ -13,7 +13,9 @@
 
 pub mod cell;
 pub mod demand;
+pub mod guest;
 pub mod host;
+pub mod plays;
 pub mod print;
 pub mod run;
 pub mod table;

@@ -1,5 +1,6 @@
 //! Runs the suite on the device that `FAILSTOP_DEVICE` names.
 
+use failstop_tests::adversary::guest;
 use failstop_tests::cases::{CASES, Needs};
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::{Arguments, Trial};
@@ -20,10 +21,18 @@ fn main() -> std::process::ExitCode {
         Needs::LinkDown => std::env::var_os("FAILSTOP_LINK_DOWN").is_some(),
         Needs::KernelPeer => peer && !emulated,
     };
+    let cells = match guest::trials() {
+        Ok(cells) => cells,
+        Err(error) => {
+            eprintln!("{error}");
+            return std::process::ExitCode::FAILURE;
+        }
+    };
     let trials = CASES
         .iter()
         .filter(|case| offered(case.needs))
         .map(|case| Trial::test(case.name, || (case.run)(&Fixture::from_environment()?)))
+        .chain(cells)
         .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

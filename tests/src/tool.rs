@@ -46,6 +46,7 @@ const CASES: &[ToolCase] = &[
         recovered,
     ),
     ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
+    ("info_tells_what_a_server_serves", info_served),
     ("a_device_that_does_not_exist_is_named", no_such_device),
     ("a_function_that_does_not_exist_is_named", no_such_function),
     ("a_socket_that_does_not_exist_is_named", no_such_socket),
@@ -302,6 +303,23 @@ fn nonsense() -> Outcome {
     fails_with(&["run", "--iommu", "magic"], 2, &["container"])?;
     fails_with(&["bind", "--", "-1"], 2, &[])?;
     fails_with(&[], 2, &["run"])
+}
+
+fn info_served() -> Outcome {
+    let output = failstop(&["info", "emu:82576", "--json"])?;
+    ensure_eq(output.status.code(), Some(0), &text(&output))?;
+    let info: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure_eq(&info["id"], &"8086:10c9".into(), "id")?;
+    ensure_eq(&info["class"], &"020000".into(), "class")?;
+    ensure_eq(&info["reset_methods"][0], &"server".into(), "reset")?;
+    ensure_eq(
+        &info["strength"]["verdict"],
+        &"server's word".into(),
+        "strength",
+    )?;
+    let without = failstop(&["info", "emu:82576,fault=no-flr"])?;
+    let said = text(&without);
+    ensure(said.contains("the server offers none"), || said.clone())
 }
 
 fn no_such_device() -> Outcome {

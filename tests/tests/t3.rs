@@ -1,13 +1,20 @@
 //! T3: the emulated 82576 as a PCI function of a guest (QEMU's `vfio-user-pci`). First the guest
 //! kernel's own igb driver has it, against an 82574 under QEMU's own model: a judge of the emulator
 //! that nobody here wrote. Then our driver has it, by the guest's kernel VFIO, and the emulator says
-//! what its DMA met.
+//! what its DMA met. Last, in a guest of their own, the matrix of faults: each cell is played in the
+//! guest, whose way to the emulator's control socket is a serial port. A landing plays some of them;
+//! all are played with `FAILSTOP_FULL` set.
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use failstop_emulator::{Cable, Emulator, Options, Running};
+use failstop_tests::adversary::cell::NotSeen;
+use failstop_tests::adversary::guest::{CONTROL, PREFIX, told};
+use failstop_tests::adversary::plays::{Play, plays};
+use failstop_tests::adversary::print::{self, Results};
+use failstop_tests::adversary::table::{Table, Tier};
 use failstop_tests::cases::{CASES, Needs};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tempfile::TempDir;
@@ -17,6 +24,28 @@ use xtask::vm::{Boot, Guest, Setup, topologies};
 /// How long one step may take in a guest without hardware virtualization.
 const STEP_LIMIT: Duration = Duration::from_secs(180);
 const LIFETIME: Duration = Duration::from_secs(1200);
+/// The same, for all cells.
+const CELLS_LIFETIME: Duration = Duration::from_secs(7200);
+/// The serial port that leads to the emulator's control socket.
+const CONTROL_PORT: &str = "failstop.emulator";
+/// The cells that a landing plays: one for each way in which a device is not what it should be.
+const LANDING: &[&str] = &[
+    "rxq-stuck/destroy-rq",
+    "txq-stuck/destroy-sq",
+    "slow:500/destroy-rq",
+    "lie/destroy-rq",
+    "late-dd:20/close",
+    "bme-ignored/ladder@bme-off",
+    "bme-readback/destroy-mr",
+    "dma-outside/traffic",
+    "tx-stalls/traffic",
+    "cq-long:4000/traffic",
+    "gone/ladder@reset",
+    "gone-zero:300/traffic",
+    "flr-noop/ladder@bme-off",
+    "flr-noop+rst-noop/close",
+    "irq-none/recovery",
+];
 
 /// The emulated function under the kernel's igb, the 82574 in a network of its own, so that traffic
 /// between them has to take the wire. Prints facts, one a line.
@@ -132,7 +161,116 @@ fn main() -> ExitCode {
         "no_access_left_the_mappings_and_the_kernel_logged_no_fault".into(),
         Box::new(Machine::end),
     );
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let table = match Table::read() {
+        Ok(table) => table,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let cells = Arc::new(Cells::default());
+    trials.extend(matrix(&table, &cells));
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let results = &cells.results;
+    print::keep(env!("CARGO_TARGET_TMPDIR"), &table, results, Tier::T3);
+    conclusion.exit_code()
+}
+
+/// The matrix's cells, and what must be true after them.
+fn matrix(table: &Table, cells: &Arc<Cells>) -> Vec<Trial> {
+    let full = std::env::var_os("FAILSTOP_FULL").is_some();
+    let chosen = |play: &Play| full || LANDING.contains(&&*play.title());
+    let mut trials: Vec<Trial> = plays(table, Tier::T3)
+        .into_iter()
+        .filter(chosen)
+        .map(|play| {
+            let cells = cells.clone();
+            let name = format!("{PREFIX}{}", play.title());
+            Trial::test(name, move || {
+                play.end(cells.play(&play.title()), &cells.results)
+            })
+        })
+        .collect();
+    let cells = cells.clone();
+    trials.push(Trial::test(
+        format!("{PREFIX}and_the_kernel_has_logged_no_bug"),
+        move || cells.end(),
+    ));
+    trials
+}
+
+/// The guest in which the matrix is played, booted by the first cell and after each that took it
+/// along, and what came of them.
+#[derive(Default)]
+struct Cells {
+    machine: Mutex<Option<(Guest, Running)>>,
+    results: Mutex<Results>,
+}
+
+impl Cells {
+    fn play(&self, title: &str) -> Result<String, NotSeen> {
+        let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+        if machine.is_none() {
+            *machine = Some(boot_for_cells()?);
+        }
+        let Some((guest, _)) = &*machine else {
+            return Err("there is no guest".into());
+        };
+        let line = format!("{TAKE}\nfailstop-suite --exact '{PREFIX}{title}'");
+        let run = Run::shell(line)
+            .env("FAILSTOP_DEVICE", "0000:01:00.0")
+            .timeout(STEP_LIMIT);
+        let finished = guest.run(&run).map_err(words);
+        let hangs = finished
+            .as_ref()
+            .map_or(true, |finished| finished.exit.timed_out);
+        if hangs {
+            // Nobody knows what state it is in.
+            *machine = None;
+        }
+        let finished = finished?;
+        if finished.success() {
+            told(&String::from_utf8_lossy(&finished.stdout))
+        } else {
+            Err(finished.text().into())
+        }
+    }
+
+    fn end(&self) -> Result<(), Failed> {
+        let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((guest, _emulator)) = machine.take() else {
+            return Ok(());
+        };
+        let log = guest.shut_down().map_err(words)?.kernel_log;
+        let bugs = log.kernel_bugs();
+        if bugs.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{bugs:#?}").into())
+        }
+    }
+}
+
+fn boot_for_cells() -> Result<(Guest, Running), Failed> {
+    let emulator = Emulator::on_threads(&Options::default())?;
+    let control = emulator.control_path();
+    let topology = topologies::find("vfio-user").map_err(words)?;
+    let guest = Boot::new("small".parse().map_err(words)?, topology)
+        .file(env!("CARGO_BIN_EXE_failstop-suite"))
+        .map_err(words)?
+        .env("RUST_BACKTRACE", "1")
+        .env(CONTROL, CONTROL_PORT)
+        .socket("emulated", emulator.socket_path())
+        .qemu([
+            "-chardev".to_owned(),
+            format!("socket,id=emulator,path={}", control.display()),
+            "-device".to_owned(),
+            format!("virtserialport,bus=serial.0,chardev=emulator,name={CONTROL_PORT}"),
+        ])
+        .lifetime(CELLS_LIFETIME)
+        .start(&Setup::ensure().map_err(words)?)
+        .map_err(words)?;
+    Ok((guest, emulator))
 }
 
 /// A guest, the emulator behind it and the directory of the wire between its two functions.

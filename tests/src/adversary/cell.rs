@@ -19,15 +19,16 @@ use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
 use failstop::supervisor::{Policy, Supervisor};
-use failstop_emulator::control::ControlError;
+use failstop_emulator::control::{Client as Control, ControlError};
 use failstop_emulator::{Emulator, Notice, Running};
 use libtest_mimic::Failed;
 
 use super::demand::{Answers, By, Completions, Evidence, Reset, Server, Stop};
 use super::host::{Host, HostFault};
+use super::plays::Play;
 use super::table::{Phase, Row, Tier, Word, faults};
 use super::traffic::{self, Traffic};
-use crate::fixture::{Outcome, ensure, ensure_eq};
+use crate::fixture::{Fixture, Outcome, ensure, ensure_eq};
 
 /// What a provider may wait for a queue's stop and its settle, once for each direction, and the
 /// patience of a destroy that is told to come again.
@@ -132,26 +133,70 @@ impl<E: Into<Failed>> From<E> for NotSeen {
     }
 }
 
-/// Plays a cell on an emulator of its own, and judges it; `moment` is a trigger of the emulator's
-/// at which the fault begins within the phase.
+/// Where a cell's device is.
+#[derive(Debug)]
+pub enum Place {
+    /// Behind a socket: an emulator that is the cell's own.
+    Own(Running),
+    /// A function of this machine's, which an emulator elsewhere serves.
+    Function(Fixture),
+}
+
+impl Place {
+    const fn tier(&self) -> Tier {
+        match self {
+            Self::Own(_) => Tier::T1,
+            Self::Function(_) => Tier::T3,
+        }
+    }
+}
+
+/// Plays a cell on an emulator of its own, and judges it.
 ///
 /// # Errors
 ///
 /// [`NotSeen`].
-pub fn judge(name: &str, row: &Row, phase: Phase, moment: &str) -> Result<Seen, NotSeen> {
+pub fn judge(play: &Play) -> Result<Seen, NotSeen> {
     let mut options = failstop_emulator::Options::default();
     options.faults.clear();
     let emulator = Emulator::on_threads(&options)?;
+    let control = Control::connect(&emulator.control_path())?;
+    judge_at(Place::Own(emulator), control, play)
+}
+
+/// Plays a cell on a function of this machine's, and judges it; `control` leads to the emulator that
+/// serves it.
+///
+/// # Errors
+///
+/// [`NotSeen`].
+pub fn judge_function(
+    function: Fixture,
+    mut control: Control,
+    play: &Play,
+) -> Result<Seen, NotSeen> {
+    // Whatever was left behind.
+    control.clear_faults()?;
+    control.power_cycle()?;
+    control.reset_counters()?;
+    judge_at(Place::Function(function), control, play)
+}
+
+fn judge_at(place: Place, mut control: Control, play: &Play) -> Result<Seen, NotSeen> {
+    let tier = place.tier();
+    let mapped = control.stats()?.server.mappings;
     let scene = Scene {
-        name: name.to_owned(),
-        row: row.clone(),
-        phase,
-        moment: moment.to_owned(),
-        emulator,
+        name: play.fault.clone(),
+        row: play.row.clone(),
+        phase: play.phase,
+        moment: play.moment.to_owned(),
+        place,
+        control,
+        mapped,
         host: None,
     };
     let (tell, told) = channel();
-    let player = thread::Builder::new().name(format!("{name} in {phase}"));
+    let player = thread::Builder::new().name(play.title());
     let playing = player.spawn(move || {
         // Whoever waits for us may have given up.
         let _ = tell.send(scene.play());
@@ -165,7 +210,7 @@ pub fn judge(name: &str, row: &Row, phase: Phase, moment: &str) -> Result<Seen, 
         Err(RecvTimeoutError::Disconnected) => return Err("it panicked".into_failed()),
     };
     playing.join().map_err(|_| "it panicked")?;
-    check(row, phase, &seen)?;
+    check(&play.row, play.phase, tier, &seen)?;
     Ok(seen)
 }
 
@@ -180,8 +225,8 @@ impl<T: Into<Failed>> IntoFailed for T {
 }
 
 /// Whether it came to what is demanded, and says so.
-fn check(row: &Row, phase: Phase, seen: &Seen) -> Outcome {
-    let demanded = row.cell(phase, Tier::T1);
+fn check(row: &Row, phase: Phase, tier: Tier, seen: &Seen) -> Outcome {
+    let demanded = row.cell(phase, tier);
     ensure(demanded.allows(seen.word), || {
         format!(
             "`{}` is demanded, and it is `{}`:\n{}",
@@ -214,7 +259,10 @@ struct Scene {
     row: Row,
     phase: Phase,
     moment: String,
-    emulator: Running,
+    place: Place,
+    control: Control,
+    /// Mappings of the server's that are not ours.
+    mapped: u64,
     host: Option<Arc<Host>>,
 }
 
@@ -244,8 +292,8 @@ impl Scene {
                 host.set(HostFault::named(&self.name));
             }
             match self.row.truth.evidence {
-                Evidence::Error => self.emulator.notice(Notice::Error)?,
-                Evidence::Request => self.emulator.notice(Notice::Request)?,
+                Evidence::Error => self.control.notice(Notice::Error)?,
+                Evidence::Request => self.control.notice(Notice::Request)?,
                 _ => {}
             }
             return Ok(());
@@ -255,7 +303,7 @@ impl Scene {
                 "now" => fault,
                 moment => format!("{fault}@{moment}"),
             };
-            self.emulator.fault(&spec).map_err(|error| match error {
+            self.control.fault(&spec).map_err(|error| match error {
                 ControlError::Refused { reason, .. } => NotSeen::NotOffered(reason),
                 other => other.into_failed(),
             })?;
@@ -271,17 +319,21 @@ impl Scene {
         if self.row.truth.server == Server::Dies {
             return Ok(());
         }
-        Ok(self.emulator.clear_faults()?)
+        Ok(self.control.clear_faults()?)
     }
 
     fn transport(&mut self) -> Result<Arc<dyn Transport>, Failed> {
+        let emulator = match &self.place {
+            Place::Function(function) => return function.transport(),
+            Place::Own(emulator) => emulator,
+        };
         let patience = Patience::of(&self.row);
         let options = ClientOptions {
             deadline: patience.call,
             reset_deadline: patience.reset,
             ..ClientOptions::default()
         };
-        let client: Arc<dyn Transport> = Client::connect(self.emulator.socket_path(), options)?;
+        let client: Arc<dyn Transport> = Client::connect(emulator.socket_path(), options)?;
         let host = Host::new(client);
         self.host = Some(host.clone());
         Ok(host)
@@ -582,20 +634,20 @@ impl Scene {
 
     /// Accesses that the translation blocked, if somebody says so.
     fn blocked(&mut self) -> u64 {
-        self.emulator.stats().map_or(0, |stats| stats.rogue.blocked)
+        self.control.stats().map_or(0, |stats| stats.rogue.blocked)
     }
 
     /// The function issues nothing any more, while we still hold on to it (R4.2, C47).
     fn master_is_off(&mut self, word: Word) -> Outcome {
         let truth = &self.row.truth;
-        let reachable = truth.server == Server::Good
+        let reachable = matches!(truth.server, Server::Good | Server::Answers)
             && truth.answers != Answers::Never
             && word != Word::QuarantinedFenced;
         if !reachable {
             return Ok(());
         }
         let end = Instant::now() + Duration::from_secs(3);
-        while self.emulator.stats()?.bus_master {
+        while self.control.stats()?.bus_master {
             ensure(Instant::now() < end, || "bus mastering is on".into())?;
             thread::sleep(Duration::from_millis(20));
         }
@@ -611,13 +663,13 @@ impl Scene {
         self.end()?;
         let end = Instant::now() + Duration::from_secs(5);
         loop {
-            let stats = self.emulator.stats()?;
+            let stats = self.control.stats()?;
             ensure_eq(
                 stats.rogue.reached,
                 0,
                 "accesses that reached somebody else's memory",
             )?;
-            if stats.server.mappings == 0 {
+            if stats.server.mappings <= self.mapped {
                 return Ok(());
             }
             ensure(Instant::now() < end, || "mappings are left".into())?;

@@ -163,6 +163,8 @@ words! {
         Stall = "stall",
         /// Its registers are at their defaults.
         Reset = "reset",
+        /// The same, and the device's error event.
+        ResetTold = "reset-told",
     }
 }
 
@@ -256,6 +258,12 @@ impl<'de> Deserialize<'de> for Silence {
 /// The demanded cell.
 #[must_use]
 pub fn demanded(truth: &Truth, phase: Phase, tier: Tier) -> Cell {
+    // A kernel has more than the function's own reset: power management, and the bus (R4.5).
+    let by_kernel = tier == Tier::T3 && truth.reset == Reset::Unproven;
+    let truth = &Truth {
+        reset: if by_kernel { Reset::Works } else { truth.reset },
+        ..truth.clone()
+    };
     if let Some(why) = untouched(truth, phase, tier) {
         return Cell::NotApplicable(why);
     }
@@ -311,6 +319,20 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
             }
             (By::Host, _) => return Some(Na::OnT2),
             _ => {}
+        }
+        // An open, and the close of one that failed, reset it, and wait until it answers (R12).
+        if phase == Phase::Init && truth.answers == Answers::Never {
+            return Some(Na::KernelWaits);
+        }
+        // Whoever resets it by a write waits in QEMU.
+        if truth.reset == Reset::Hangs {
+            return Some(Na::QemuWaits);
+        }
+        if !matches!(
+            truth.evidence,
+            Evidence::Nothing | Evidence::Stall | Evidence::Reset
+        ) {
+            return Some(Na::QemuTakes);
         }
         if matches!(phase, Phase::Run | Phase::Start) {
             return Some(Na::NotByTool);
@@ -465,7 +487,7 @@ fn broken(truth: &Truth, phase: Phase) -> Broken {
     let stays_master = truth.bus_master == BusMaster::ReadsSet && (destroy || phase == Phase::Idle);
     let reports = matches!(
         truth.evidence,
-        Evidence::Error | Evidence::Errors | Evidence::Reset
+        Evidence::Error | Evidence::Errors | Evidence::Reset | Evidence::ResetTold
     );
     let hangs = truth.evidence == Evidence::Stall && phase == Phase::Traffic;
     let impossible = truth.completions == Completions::Impossible && phase == Phase::Traffic;
@@ -630,7 +652,7 @@ fn start(truth: &Truth) -> BTreeSet<Word> {
 
 /// What happens once has happened before anybody opened the device.
 fn is_spent(truth: &Truth) -> bool {
-    truth.evidence == Evidence::Reset || truth.by == By::Process
+    matches!(truth.evidence, Evidence::Reset | Evidence::ResetTold) || truth.by == By::Process
 }
 
 fn badness(word: &Word) -> u8 {

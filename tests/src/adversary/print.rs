@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -104,7 +105,10 @@ pub fn page(table: &Table) -> String {
          exits on it. The rules that a cell follows from are in `tests/src/adversary/demand.rs`. `cargo xtask matrix` plays \
          every cell.\n\n",
     );
+    text.push_str("## T1: over vfio-user\n\n");
     text += &markdown(table, &Results::new(), Tier::T1);
+    text.push_str("\n## T3: by a guest's kernel VFIO\n\n");
+    text += &markdown(table, &Results::new(), Tier::T3);
     text.push_str("\n## Empty cells\n\n");
     for (why, sentence) in &table.na {
         let _ = writeln!(text, "- {why}: {sentence}");
@@ -141,6 +145,19 @@ struct Whole<'a> {
     tier: &'a str,
     counts: Counts,
     cells: Vec<Line<'a>>,
+}
+
+/// Writes what came of a tier, if anything was played, into `adversary` of the target folder, whose
+/// folder for tests' files is `tmp`, and says how many cells came to what.
+pub fn keep(tmp: &str, table: &Table, results: &Mutex<Results>, tier: Tier) {
+    let results = results.lock().unwrap_or_else(PoisonError::into_inner);
+    if results.is_empty() {
+        return;
+    }
+    match write(&Path::new(tmp).join("../adversary"), table, &results, tier) {
+        Ok(()) => eprintln!("{tier}: {:?}", count(table, &results, tier)),
+        Err(error) => eprintln!("the matrix was not written: {error}"),
+    }
 }
 
 /// Writes `matrix-TIER.json` and `matrix-TIER.md` into a folder.

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::cell::NotSeen;
+use super::plays::Play;
 use super::table::{Cell, Phase, Row, Tier, faults};
 use crate::fixture::{Outcome, ensure, ensure_eq};
 use crate::report::Report;
@@ -24,9 +25,10 @@ const LIMIT: Duration = Duration::from_secs(240);
 /// # Errors
 ///
 /// [`NotSeen`].
-pub fn judge(name: &str, row: &Row, phase: Phase) -> Result<String, NotSeen> {
+pub fn judge(play: &Play) -> Result<String, NotSeen> {
+    let phase = play.phase;
     let mut device = "emu:82576".to_owned();
-    for fault in faults(name, row) {
+    for fault in faults(&play.fault, &play.row) {
         device += &match phase {
             Phase::Start => format!(",fault={fault}"),
             _ => format!(",fault={fault}@{FRAMES}"),
@@ -62,7 +64,7 @@ pub fn judge(name: &str, row: &Row, phase: Phase) -> Result<String, NotSeen> {
     if status.code() == Some(2) {
         return Err(NotSeen::NotOffered(err));
     }
-    check(row, phase, status.code(), &out, &err)?;
+    check(&play.row, phase, status.code(), &out, &err)?;
     Ok(format!("exit {}", status.code().unwrap_or_default()))
 }
 

@@ -119,6 +119,10 @@ words! {
         NotByTool = "not-by-tool",
         /// QEMU is the client of the server, and its processors wait with it.
         QemuWaits = "qemu-waits",
+        /// The kernel waits for minutes for a function that does not answer, inside an open or a close.
+        KernelWaits = "kernel-waits",
+        /// QEMU takes the notice for itself: it stops the machine, or takes the function out of it.
+        QemuTakes = "qemu-takes",
         /// It is a fault of the host's, which is made on T2.
         OnT2 = "on-t2",
         /// It needs a server in a process of its own.
@@ -216,6 +220,9 @@ pub struct Row {
     pub cells: BTreeMap<String, Cell>,
     /// Why there is nothing of it on T3. What is not said otherwise is the same there.
     pub t3: Option<Cell>,
+    /// What is demanded otherwise on T3, in some phases.
+    #[serde(default)]
+    pub t3_cells: BTreeMap<String, Cell>,
     /// Words that the report of a break, or a refusal, has to have (R13); one of each, where `|` is.
     #[serde(default)]
     pub message: Vec<String>,
@@ -255,6 +262,9 @@ impl Row {
         // The tool runs on T1.
         const NO_RUN: &Cell = &Cell::NotApplicable(NotApplicable::NotByTool);
         let cell = &self.cells[phase.word()];
+        if let (Tier::T3, Some(other)) = (tier, self.t3_cells.get(phase.word())) {
+            return other;
+        }
         match (&self.t3, tier, cell) {
             (_, Tier::T1, cell) => cell,
             (_, _, Cell::NotApplicable(NotApplicable::Software | NotApplicable::OtherFamily)) => {
@@ -419,7 +429,7 @@ impl Table {
                     phase: *phase,
                 });
             }
-            for phase in row.cells.keys() {
+            for phase in row.cells.keys().chain(row.t3_cells.keys()) {
                 let parsed = phase.parse::<Phase>();
                 parsed.map_err(|_| TableError::Phase {
                     row: name.clone(),

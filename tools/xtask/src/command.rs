@@ -49,7 +49,7 @@ enum Cli {
     },
     /// Plays every fault in every phase of a device's life, and writes tables of what came of it.
     Matrix {
-        /// Where: t1 (over vfio-user), t3 (by a guest's kernel VFIO); t1 without.
+        /// Where: t1 (over vfio-user), t3 (by a guest's kernel VFIO); both without.
         #[arg(long)]
         tier: Option<MatrixTier>,
         /// Renews tests/adversary/MATRIX.md from verdicts.toml first.
