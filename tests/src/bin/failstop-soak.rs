@@ -257,18 +257,26 @@ impl Soak {
     }
 }
 
-/// Short enough for many breaks with steps that fail.
+/// Frames are not waited for. Calls are, for longer than any machine makes them wait: no fault that is
+/// chosen here leaves one without an answer, and what has none is kept.
 fn patience() -> Patience {
-    let milliseconds = Duration::from_millis;
+    let seconds = Duration::from_secs;
     Patience {
-        frames: milliseconds(20),
+        frames: Duration::from_millis(20),
         deadlines: Deadlines {
-            config: milliseconds(300),
-            detach: milliseconds(500),
-            drain: milliseconds(20),
+            config: seconds(20),
+            detach: seconds(20),
+            drain: Duration::from_millis(20),
+            reset: seconds(30),
+            unmap: seconds(60),
+            bring_up: seconds(60),
             ..Deadlines::default()
         },
-        client: ClientOptions::default(),
+        client: ClientOptions {
+            deadline: seconds(20),
+            reset_deadline: seconds(30),
+            ..ClientOptions::default()
+        },
     }
 }
 
@@ -366,10 +374,18 @@ fn steps(random: &mut Rng) -> Vec<Step> {
 /// Traffic, something that goes wrong in it, and the way out.
 fn cycle(random: &mut Rng, faults: &[Fault], steps: &mut Vec<Step>) {
     let how_many = [0, 1, 1, 1, 1, 2][random.usize(..6)];
+    let mut of_the_server = false;
     for _ in 0..how_many {
         let Some(fault) = random.choice(faults) else {
             break;
         };
+        // Two of the server at once, and it may answer too late: one that asks and is slow in taking the
+        // answers is slow by seconds. What is not answered is kept.
+        let server = fault.name().starts_with("server-");
+        if server && of_the_server {
+            continue;
+        }
+        of_the_server |= server;
         let at = [
             Moment::Frames,
             Moment::Frames,
