@@ -43,6 +43,10 @@ pub fn run(fixture: &Fixture, go: &Path) -> Outcome {
     let device = fixture.open_with(&Config::default())?;
     let config = PortConfig::default();
     let mut port = Port::open(&device, &config)?;
+    // Opened while it is in use, and held: what is written into it later is seen.
+    let (frames, rings) = memory()?;
+    // As what is received now is, or all that follows would mean nothing.
+    let frames = Watched::poison(vec![frames], config.frame_size, false)?;
     let end = Instant::now() + PATIENCE;
     let mut received = 0;
     while received < FRAMES {
@@ -51,8 +55,9 @@ pub fn run(fixture: &Fixture, go: &Path) -> Outcome {
             format!("{received} of {FRAMES} frames came")
         })?;
     }
-    // Opened while it is in use, and held: what is written into it later is seen.
-    let (frames, rings) = memory()?;
+    ensure(frames.written()?.buffers > 0, || {
+        "frames were received, and no change is seen in their memory".into()
+    })?;
 
     say(&format!("ready {}", env!("CARGO_PKG_VERSION")))?;
     while !go.exists() {
@@ -64,7 +69,7 @@ pub fn run(fixture: &Fixture, go: &Path) -> Outcome {
     say("return stop 0")?;
     // What is kept back was not given to anybody.
     let kept = device.ledger().totals().quarantined_bytes > 0;
-    let frames = Freed::poison(vec![frames], config.frame_size, kept)?;
+    let frames = Watched::poison(frames.files, config.frame_size, kept)?;
     thread::sleep(WATCHED);
     let frames = frames.count("stop")?;
 
@@ -75,8 +80,8 @@ pub fn run(fixture: &Fixture, go: &Path) -> Outcome {
     if kept > 0 {
         say(&format!("{kept} bytes are quarantined"))?;
     }
-    let rings = Freed::poison(rings, config.rx_entries * 16, kept > 0)?;
-    let frames = Freed::poison(frames, config.frame_size, kept > 0)?;
+    let rings = Watched::poison(rings, config.rx_entries * 16, kept > 0)?;
+    let frames = Watched::poison(frames, config.frame_size, kept > 0)?;
     thread::sleep(WATCHED);
     frames.count("close")?;
     rings.count("heap")?;
@@ -108,14 +113,23 @@ fn memory() -> Result<(File, Vec<File>), Failed> {
     Ok((frames, files.into_iter().map(|(_, file)| file).collect()))
 }
 
-/// Memory that the driver gave back, as whoever uses it next sees it: every byte is poison.
-struct Freed {
+/// Memory that is watched: every byte of it was poison.
+struct Watched {
     files: Vec<File>,
     /// Bytes of a buffer.
     size: usize,
 }
 
-impl Freed {
+/// What was written since.
+#[derive(Default)]
+struct Written {
+    buffers: usize,
+    bytes: usize,
+    /// Buffers that were watched.
+    of: usize,
+}
+
+impl Watched {
     /// Nothing is poisoned, or watched, of what is `kept`.
     fn poison(mut files: Vec<File>, size: u32, kept: bool) -> io::Result<Self> {
         if kept {
@@ -131,20 +145,25 @@ impl Freed {
         })
     }
 
-    /// Says how many buffers were written since, how many of their bytes, and of how many buffers.
-    fn count(self, name: &str) -> Result<Vec<File>, Failed> {
-        let (mut buffers, mut bytes, mut all) = (0, 0, 0);
+    fn written(&self) -> io::Result<Written> {
+        let mut written = Written::default();
         for file in &self.files {
             let mut content = vec![0; file.metadata()?.len() as usize];
             file.read_exact_at(&mut content, 0)?;
             for buffer in content.chunks(self.size) {
                 let changed = buffer.iter().filter(|&&byte| byte != POISON).count();
-                buffers += usize::from(changed > 0);
-                bytes += changed;
-                all += 1;
+                written.buffers += usize::from(changed > 0);
+                written.bytes += changed;
+                written.of += 1;
             }
         }
-        say(&format!("written {name} {buffers} {bytes} {all}"))?;
+        Ok(written)
+    }
+
+    /// Says what was written, and gives the memory back.
+    fn count(self, name: &str) -> Result<Vec<File>, Failed> {
+        let Written { buffers, bytes, of } = self.written()?;
+        say(&format!("written {name} {buffers} {bytes} {of}"))?;
         Ok(self.files)
     }
 }
@@ -154,4 +173,34 @@ fn say(line: &str) -> Outcome {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;
     Ok(stdout.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(kept: bool) -> Watched {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        Watched::poison(vec![file], 2048, kept).unwrap()
+    }
+
+    #[test]
+    fn a_byte_that_changed_is_seen_in_its_buffer() {
+        let watched = watched(false);
+        watched.files[0].write_all_at(&[0], 4095).unwrap();
+        let written = watched.written().unwrap();
+        assert_eq!((written.buffers, written.bytes, written.of), (1, 1, 2));
+    }
+
+    #[test]
+    fn what_nobody_wrote_is_as_it_was() {
+        let written = watched(false).written().unwrap();
+        assert_eq!((written.buffers, written.bytes, written.of), (0, 0, 2));
+    }
+
+    #[test]
+    fn what_is_kept_is_not_touched() {
+        assert!(watched(true).files.is_empty());
+    }
 }

@@ -139,8 +139,12 @@ pub(crate) fn all() -> Result<Measured> {
 ///
 /// When it cannot be measured.
 pub(crate) fn compare_faults(write: bool) -> Result<ExitCode> {
-    let code = main(&[Part::Faults], false)?;
     let table = folder()?.join("faults.md");
+    // That of another day is none of this one.
+    if table.exists() {
+        fs::remove_file(&table)?;
+    }
+    let code = main(&[Part::Faults], false)?;
     if let Ok(text) = fs::read_to_string(&table) {
         print!("\n{text}");
         if write {
@@ -164,7 +168,11 @@ fn measure(program: &Path, parts: &[Part]) -> Result<Measured> {
                 Ok(dpdk) => faults::figures(&faults::measure(program, &dpdk, &folder()?)?),
                 Err(error) if is_strict() => return Err(error),
                 Err(error) => {
-                    measured.skipped.push(format!("{part:?}: {error:#}"));
+                    let why = format!("{error:#}");
+                    let why = why.lines().next().unwrap_or_default();
+                    measured
+                        .skipped
+                        .push(format!("{part:?}, for want of DPDK: {why}"));
                     Vec::new()
                 }
             },
