@@ -320,10 +320,6 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
             (By::Host, _) => return Some(Na::OnT2),
             _ => {}
         }
-        // An open, and the close of one that failed, reset it, and wait until it answers (R12).
-        if phase == Phase::Init && truth.answers == Answers::Never {
-            return Some(Na::KernelWaits);
-        }
         // Whoever resets it by a write waits in QEMU.
         if truth.reset == Reset::Hangs {
             return Some(Na::QemuWaits);
@@ -336,6 +332,11 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
         }
         if matches!(phase, Phase::Run | Phase::Start) {
             return Some(Na::NotByTool);
+        }
+        // An open resets it, and so does a close, and they wait until it answers (R12); unless it went
+        // away in a reset of the ladder's.
+        if phase != Phase::Ladder && truth.answers == Answers::Never {
+            return Some(Na::KernelWaits);
         }
     }
     match (truth.by, phase) {

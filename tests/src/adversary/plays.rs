@@ -96,7 +96,7 @@ pub fn plays(table: &Table, tier: Tier) -> Vec<Play> {
             if matches!(row.cell(*phase, tier), Cell::NotApplicable(_)) {
                 continue;
             }
-            for (number, moment) in moments(row, *phase).into_iter().enumerate() {
+            for (number, moment) in moments(row, *phase, tier).into_iter().enumerate() {
                 plays.push(Play {
                     fault: name.clone(),
                     row: row.clone(),
@@ -132,8 +132,12 @@ fn bites(row: &Row, tier: Tier) -> Option<Phase> {
 }
 
 /// When, within a phase, the fault begins.
-fn moments(row: &Row, phase: Phase) -> Vec<&'static str> {
+fn moments(row: &Row, phase: Phase, tier: Tier) -> Vec<&'static str> {
     match phase {
+        // The kernel's close waits for one that was away before (`kernel-waits`).
+        Phase::Ladder if tier == Tier::T3 && row.truth.answers == Answers::Never => {
+            vec!["reset"]
+        }
         // Between the steps: before the first of them has its effect, and before later ones.
         Phase::Ladder
             if row.truth.answers == Answers::Never || row.truth.server == Server::Dies =>
