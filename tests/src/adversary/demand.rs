@@ -267,11 +267,19 @@ pub fn demanded(truth: &Truth, phase: Phase, tier: Tier) -> Cell {
     if let Some(why) = untouched(truth, phase, tier) {
         return Cell::NotApplicable(why);
     }
-    let words = match phase {
+    let mut words = match phase {
         Phase::Run => run(truth),
         Phase::Start => start(truth),
         _ => ends(truth, phase),
     };
+    // A kernel waits for one that is back soon, in an open and in a reset of the ladder's (R12).
+    if tier == Tier::T3 && truth.answers == Answers::Again {
+        words.extend(match phase {
+            Phase::Init => Some(Word::Ok),
+            Phase::Close => Some(Word::RevokedClosed),
+            _ => None,
+        });
+    }
     let verdict = |word| Verdict {
         word,
         exit: exit(word, truth, phase),
