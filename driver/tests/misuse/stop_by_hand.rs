@@ -4,7 +4,7 @@ use failstop::pci::id::{DeviceId, Generation};
 use failstop::pci::window::Stopped;
 
 fn forge(device: DeviceId, generation: Generation) -> Stopped {
-    Stopped { device, generation }
+    Stopped { device, generation, register: 0, queue: None }
 }
 
 fn main() {}
