@@ -487,16 +487,20 @@ impl Device {
     /// Objects that are still held become shells: their memory leaves the device's reach, their
     /// pages stay until they are dropped and count as held.
     ///
-    /// Where the kernel's VFIO drives it and memory is left in quarantine, its descriptors are closed
-    /// as by [`give_back`](Self::give_back): what is still mapped goes with the domain (R3).
+    /// Where the kernel's VFIO drives it and memory is left in quarantine, or the function could not
+    /// be stopped, its descriptors are closed as by [`give_back`](Self::give_back), with that deadline:
+    /// what is still mapped goes with the domain (R3), and the kernel, which resets a function with
+    /// its last descriptor and waits minutes for one that is gone, is not waited for.
     #[must_use = "it says what stayed behind"]
     pub fn close(self) -> CloseReport {
         let report = self.inner.close(Cause::Closed);
         let kernel = self.inner.function().transport.kind() != Kind::VfioUser;
-        if report.totals.quarantined_bytes == 0 || !kernel {
+        let verdict = self.inner.life().lifecycle().verdict();
+        let stopped = verdict.is_none_or(|verdict| verdict.restartable);
+        if !kernel || (stopped && report.totals.quarantined_bytes == 0) {
             return report;
         }
-        watch::end_domain(&self.inner);
+        watch::let_go_for_good(&self.inner);
         self.inner.close_report()
     }
 

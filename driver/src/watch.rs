@@ -407,12 +407,12 @@ pub(crate) fn give_back(inner: Option<Arc<Inner>>, life: &Arc<Life>) {
     let_go_in_time(&mut hand, function, present());
 }
 
-/// Lets go of the function of a device that was closed and has memory in quarantine: once the kernel
-/// says that it left its address space, nothing there is within its reach (R3, the end of the
-/// domain).
-pub(crate) fn end_domain(inner: &Inner) {
+/// Lets go of the function of a device that was closed, and that cannot be opened again as it is.
+/// Once the kernel says that it left its address space, nothing there is within its reach (R3, the
+/// end of the domain).
+pub(crate) fn let_go_for_good(inner: &Inner) {
     let (function, life) = (inner.function().clone(), inner.life());
-    match Hand::new("domain") {
+    match Hand::new("close") {
         Ok(mut hand) => let_go_in_time(&mut hand, function, life),
         Err(error) => log::warn!(
             "{}: no thread to let go of it with: {error}; its memory is kept",

@@ -6,14 +6,16 @@ mod scripted;
 
 use std::collections::BTreeSet;
 use std::thread;
+use std::time::Duration;
 
 use failstop::device::{Device, DeviceError};
 use failstop::objects::CreateError;
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop_dma::ledger::State;
+use failstop_pci::clock::Clock;
 use failstop_pci::peer::Peer;
-use failstop_pci::testing::Happened;
+use failstop_pci::testing::{Call, Happened, Reading};
 use failstop_pci::transport::Kind;
 use scripted::{Bench, FRAME, FRAMES, Objects, RX, Stop, TX, Way, small};
 
@@ -440,7 +442,7 @@ const COMMANDS: &[(&str, On)] = &[
     ("link", On::Look(|device| assert!(!device.link().up))),
     (
         "wait_link",
-        On::Look(|device| assert!(!device.wait_link(std::time::Duration::from_secs(1)).up)),
+        On::Look(|device| assert!(!device.wait_link(Duration::from_secs(1)).up)),
     ),
     ("set_promiscuous", On::Unused),
     ("start_rx", On::Create(create_rq)),
@@ -622,4 +624,20 @@ fn r3_1_a_reading_of_another_queue_stops_nothing() {
             && what.contains("nothing of receive queue 0"),
         "{what}"
     );
+}
+
+/// The kernel resets a function with its last descriptor, and waits minutes for one that is gone.
+#[test]
+fn c47_a_close_of_a_function_that_is_gone_does_not_wait_for_the_kernel() {
+    let bench = Bench::of(|function| function.with_kind(Kind::Container));
+    let device = bench.open();
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    assert!(device.break_now(Cause::User));
+    let clock = bench.time.clone();
+    let hold = bench
+        .function
+        .hold_and(Call::HangUp, move || clock.sleep(Duration::from_secs(3600)));
+    assert_eq!(device.close().left, []);
+    hold.wait_entered();
+    hold.release();
 }
