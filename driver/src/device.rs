@@ -451,15 +451,19 @@ impl Device {
     }
 
     /// Breaks it, from any thread: its ladder runs, and nothing is posted any more (R11). Does not
-    /// wait. False when it was broken before.
+    /// wait. False when it was broken before, and in a child of fork, which has no device (R12).
     pub fn break_now(&self, cause: Cause) -> bool {
-        self.life().lifecycle().mark_broken(cause)
+        // First: a lock may be held by a thread that only the parent has.
+        self.inner.process.is_this() && self.life().lifecycle().mark_broken(cause)
     }
 
     /// What the ladder did to its present life: waits for the verdict of a device that is breaking;
     /// none of one that is not broken.
     #[must_use]
     pub fn revocation(&self) -> Option<RevocationReport> {
+        if !self.inner.process.is_this() {
+            return None;
+        }
         self.life().wait_report().map(|report| (*report).clone())
     }
 

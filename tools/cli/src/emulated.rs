@@ -89,7 +89,9 @@ impl Emulated {
         match stats {
             Ok(stats) => Some(stats.stray.total()),
             Err(error) => {
-                eprintln!("failstop: the emulated device does not say what it did: {error}");
+                crate::complain(format_args!(
+                    "the emulated device does not say what it did: {error}"
+                ));
                 None
             }
         }

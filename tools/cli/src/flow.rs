@@ -113,6 +113,7 @@ impl Flow {
         breaking: Option<&Breaking<'_>>,
         (stop, watched): (&AtomicBool, &Watched),
     ) {
+        let (first, carried) = (device.generation().number(), self.carried);
         let mut end = Instant::now() + options.time();
         let mut looked = Instant::now();
         let mut sending = true;
@@ -150,11 +151,15 @@ impl Flow {
             }
         }
         self.moved.errors = self.generator.errors;
-        // What was under way at a break and never came; without one nothing may be missing.
-        let survived = device.generation().number() > 1 || device.broken().is_some();
-        if survived {
-            self.moved.lost = self.moved.sent.saturating_sub(self.moved.received);
-        }
+        // What was under way at a break and never came; of what was sent after it nothing may be missing.
+        let missing = self.moved.sent.saturating_sub(self.moved.received);
+        let lives = device.generation().number() - first;
+        let in_the_gap = device.broken().is_some() || lives != self.carried - carried;
+        self.moved.lost = if in_the_gap {
+            missing
+        } else {
+            missing.min(self.given_up)
+        };
     }
 
     /// Frames that are expected to come. A device can report more than it was sent.

@@ -1,6 +1,7 @@
 //! The `failstop` command: its `main`, and what can be asked of its command line from outside.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -75,12 +76,11 @@ pub fn main() -> ExitCode {
     if let Command::Emulate { arguments } = &cli.command {
         return emulated::emulate(arguments);
     }
-    match run(&cli.command, &Sysfs::system(), &mut io::stdout().lock()) {
+    let mut out = Output(io::stdout().lock());
+    match run(&cli.command, &Sysfs::system(), &mut out) {
         Ok(exit) => exit.into(),
-        // Whoever read the output has seen enough.
-        Err(error) if is_broken_pipe(&error) => Exit::Clean.into(),
         Err(error) => {
-            eprintln!("failstop: {}", explain(&error));
+            complain(explain(&error));
             Exit::NotUsable.into()
         }
     }
@@ -124,12 +124,36 @@ fn explain(error: &anyhow::Error) -> String {
     text
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let written = error.downcast_ref().map(io::Error::kind);
-    let serialised = error
-        .downcast_ref()
-        .and_then(serde_json::Error::io_error_kind);
-    written.or(serialised) == Some(io::ErrorKind::BrokenPipe)
+/// Says something beside the output; whoever should read it may be gone.
+fn complain(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "failstop: {text}");
+}
+
+/// Where a command's output goes. A reader that has seen enough changes nothing of what the command
+/// does, nor of its exit code.
+struct Output<W>(W);
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        readable(self.0.write(bytes)).map(|written| written.unwrap_or(bytes.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        readable(self.0.flush()).map(drop)
+    }
+}
+
+/// What was done, none without a reader.
+fn readable<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+        // Tried again by the caller.
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+        Err(error) => Err(io::Error::other(format!(
+            "standard output cannot be written: {error}"
+        ))),
+    }
 }
 
 #[cfg(test)]
@@ -153,6 +177,29 @@ mod tests {
         let cause = anyhow::anyhow!("no room");
         let error = cause.context("RQ 3: no room").context("port 0");
         assert_eq!(explain(&error), "port 0: RQ 3: no room");
+    }
+
+    /// A stream whose every use fails like this.
+    struct Failing(io::ErrorKind);
+
+    impl Write for Failing {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Err(self.0.into())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_left_is_no_error_and_a_full_disk_is_named() {
+        let mut out = Output(Failing(io::ErrorKind::BrokenPipe));
+        writeln!(out, "{}", "long ".repeat(1000)).unwrap();
+        out.flush().unwrap();
+        let mut out = Output(Failing(io::ErrorKind::StorageFull));
+        let error = writeln!(out, "text").unwrap_err().to_string();
+        assert!(error.contains("standard output"), "{error}");
     }
 
     #[test]

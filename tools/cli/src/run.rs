@@ -284,7 +284,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         Ok(outcome) => outcome,
         Err(error) if closed.left.is_empty() && closed.broken.is_none() => return Err(error),
         Err(error) => {
-            eprintln!("failstop: {error:#}");
+            crate::complain(format_args!("{error:#}"));
             (Moved::default(), None)
         }
     };
@@ -294,12 +294,22 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
     report.recovery = survived.recovery;
     report.revocation = survived.revocation;
     if let Some(broken) = broken {
-        report.recovered = broken.recovered.is_ok();
+        let in_time = broken.recovered.is_ok();
+        report.recovered |= in_time;
         // With what the port's part took.
         report.recovery = broken.recovery.or(report.recovery);
         report.revocation = broken.revocation.or(report.revocation);
-        // Whoever was told to stop in the gap owes no frames after it.
-        went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed);
+        // Whoever was told to stop in the gap owes no frames after it, nor does a device that came
+        // back when its port was gone.
+        went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed) || !in_time;
+    } else if report.recovered {
+        // Nobody has heard of it yet.
+        if let Some(revocation) = &report.revocation {
+            console.say(revocation.to_string().trim_end())?;
+        }
+        if let Some(recovery) = &report.recovery {
+            console.say(recovery.to_string().trim_end())?;
+        }
     }
     let exit = finish(&mut report, &closed, went_on, console)?;
     Ok((report, exit))
@@ -355,7 +365,7 @@ fn survive(device: &Device, watched: &Watched) -> Survived {
     if device.broken().is_some()
         && let Err(error) = device.recover()
     {
-        eprintln!("failstop: not recovered: {error}");
+        crate::complain(format_args!("not recovered: {error}"));
     }
     Survived {
         revocation: watched.take(),

@@ -1,7 +1,7 @@
 //! The command line of `failstop-emulator`, and of `failstop`'s hidden subcommand `emulate`.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -81,7 +81,8 @@ where
         Ok(End::Stopped) => ExitCode::SUCCESS,
         Ok(End::Died) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("failstop-emulator: {error:#}");
+            // Whoever should read it may be gone.
+            let _ = writeln!(io::stderr(), "failstop-emulator: {error:#}");
             ExitCode::FAILURE
         }
     }

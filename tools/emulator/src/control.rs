@@ -114,21 +114,32 @@ pub fn serve(
 }
 
 fn converse(socket: &UnixStream, ports: &[Handle], anyone: &AtomicBool) -> io::Result<()> {
-    let mut reader = BufReader::new(socket);
     let mut leashed = false;
+    let ended = answer_all(socket, ports, anyone, &mut leashed);
+    // However it ended: who died may not have read the answer.
+    if leashed {
+        stop(ports);
+    }
+    ended
+}
+
+fn answer_all(
+    socket: &UnixStream,
+    ports: &[Handle],
+    anyone: &AtomicBool,
+    leashed: &mut bool,
+) -> io::Result<()> {
+    let mut reader = BufReader::new(socket);
     loop {
         let mut line = Vec::new();
         let read = reader.by_ref().take(LONGEST).read_until(b'\n', &mut line);
         if !matches!(read, Ok(n) if n > 0 && line.ends_with(b"\n")) {
-            if leashed {
-                stop(ports);
-            }
             return read.map(drop);
         }
         let line = String::from_utf8_lossy(&line);
         let words: Vec<&str> = line.split_whitespace().collect();
         if words == ["leash"] {
-            leashed = true;
+            *leashed = true;
             anyone.store(true, Ordering::Relaxed);
         }
         let reply = answer(&words, ports);

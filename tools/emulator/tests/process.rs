@@ -1,7 +1,8 @@
 //! The emulator as a process, and our own driver on two of its ports.
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -104,6 +105,27 @@ fn a_process_ends_when_its_leash_is_dropped() {
     let mut client = Client::connect(&directory.path().join("control")).unwrap();
     client.request("leash").unwrap();
     drop(client);
+    assert!(child.wait().unwrap().success());
+    assert!(!directory.path().exists());
+}
+
+/// Who took the leash and died at once reads no answer: writing it fails.
+#[test]
+fn a_process_ends_when_who_took_its_leash_is_gone_before_the_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let bind = |name| UnixListener::bind(directory.path().join(name)).unwrap();
+    let (socket, control) = (bind("port0"), bind("control"));
+    // Queued before anybody listens, and closed.
+    let mut client = UnixStream::connect(directory.path().join("control")).unwrap();
+    client.write_all(b"leash\n").unwrap();
+    drop(client);
+    let mut child = Command::new(PROGRAM)
+        .args(["--inherited", "--remove"])
+        .arg(directory.path())
+        .stdin(Stdio::from(OwnedFd::from(socket)))
+        .stdout(Stdio::from(OwnedFd::from(control)))
+        .spawn()
+        .unwrap();
     assert!(child.wait().unwrap().success());
     assert!(!directory.path().exists());
 }
