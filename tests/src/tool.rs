@@ -45,6 +45,16 @@ const CASES: &[ToolCase] = &[
         "a_queue_that_does_not_stop_is_recovered_from_and_exit_code_0",
         recovered,
     ),
+    (
+        "a_break_that_was_survived_is_told_as_text_too",
+        survived_in_words,
+    ),
+    (
+        "frames_lost_after_a_recovery_are_lost",
+        lost_after_a_recovery,
+    ),
+    ("messages_that_nobody_can_read_change_nothing", unheard),
+    ("output_that_nobody_reads_changes_no_exit_code", unread),
     ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
     ("info_tells_what_a_server_serves", info_served),
     ("a_device_that_does_not_exist_is_named", no_such_device),
@@ -262,6 +272,69 @@ fn recovered() -> Outcome {
     let report = ends_with("emu:82576,fault=rxq-stuck", 0)?;
     ensure_eq(report.recovered, true, "recovered")?;
     revoked(&report)
+}
+
+fn survived_in_words() -> Outcome {
+    let device = "emu:82576,fault=rxq-stuck@destroy=1";
+    let parts = [
+        "a queue did not stop",
+        "bus_master_off  done",
+        "revoked: the function is stopped",
+        "us  brought_up",
+    ];
+    fails_with(&["run", device, "--seconds", "0.3"], 0, &parts)
+}
+
+/// What was sent after the gap was under way at no break.
+fn lost_after_a_recovery() -> Outcome {
+    let device = "emu:82576,fault=rx-stalls@bme-on=2+frames=200";
+    let output = failstop(&[
+        "run",
+        device,
+        "--seconds",
+        "0.8",
+        "--break-after",
+        "0.2",
+        "--json",
+    ])?;
+    ensure_eq(output.status.code(), Some(1), &text(&output))?;
+    let report: Report = serde_json::from_slice(&output.stdout)?;
+    ensure_eq(report.recovered, true, "recovered")
+}
+
+fn unheard() -> Outcome {
+    let full = || std::fs::File::options().write(true).open("/dev/full");
+    for (device, exit) in [
+        ("emu:82576,fault=server-dies@1000", 5),
+        ("emu:82576,fault=gone@open", 3),
+    ] {
+        let output = Command::new(path()?)
+            .args(["run", device, "--seconds", "0.3", "--json"])
+            .stderr(full()?)
+            .output()?;
+        ensure_eq(output.status.code(), Some(exit), device)?;
+        if exit != 3 {
+            let report: Report = serde_json::from_slice(&output.stdout)?;
+            ensure_eq(i32::from(report.exit), exit, "exit in the report")?;
+        }
+    }
+    Ok(())
+}
+
+fn unread() -> Outcome {
+    for json in [&["--json"][..], &[]] {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let status = Command::new(path()?)
+            .args(["run", "emu:82576,fault=server-hangs@1000"])
+            .args(["--seconds", "0.3"])
+            .args(json)
+            .stdout(writer)
+            .stderr(Stdio::null())
+            .status()?;
+        ensure_eq(status.code(), Some(4), &format!("{json:?}"))?;
+    }
+    Ok(())
 }
 
 fn revoked(report: &Report) -> Outcome {

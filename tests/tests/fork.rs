@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use failstop::device::Device;
 use failstop::port::Port;
+use failstop::queues::lifecycle::Cause;
 use failstop::supervisor::{Policy, Supervisor};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -73,6 +74,8 @@ fn bursts(device: &Device, port: &mut Port) {
         let _ = port.tx_burst(&mut frames);
     }
     assert!(!port.rq().wait(Some(Duration::from_millis(1))).unwrap());
+    assert!(!device.break_now(Cause::User));
+    assert!(device.revocation().is_none());
     assert!(device.recover().is_err());
 }
 
