@@ -29,6 +29,9 @@ use serde_json::json;
 const EMULATE: &str = "emulate";
 /// Resident memory may grow by less, in bytes, once warm.
 const GROWTH: u64 = 1 << 20;
+/// How long frames are waited for: where none may be lost, and where some are.
+const ALL_FRAMES: Duration = Duration::from_secs(20);
+const SOME_FRAMES: Duration = Duration::from_millis(20);
 /// Cycles of one session, from open to close, at most.
 const LONGEST_SESSION: u32 = 12;
 
@@ -181,13 +184,17 @@ impl Soak {
     }
 
     fn play(&mut self, scenario: &Scenario) -> Result<(), Failed> {
+        let faults: Vec<Fault> = scenario.steps.iter().filter_map(fault).collect();
+        self.live.wait_for_frames(match faults.is_empty() {
+            true => ALL_FRAMES,
+            false => SOME_FRAMES,
+        });
         play(&mut self.live, &scenario.steps).map_err(|failure| {
             let source = std::error::Error::source(&failure).map(ToString::to_string);
             format!("{failure}: {}", source.unwrap_or_default())
         })?;
         self.done.recoveries += self.live.recoveries();
         let ending = self.live.end();
-        let faults: Vec<Fault> = scenario.steps.iter().filter_map(fault).collect();
         for fault in &faults {
             *self.done.faults.entry(fault.name()).or_default() += 1;
         }
@@ -257,12 +264,12 @@ impl Soak {
     }
 }
 
-/// Frames are not waited for. Calls are, for longer than any machine makes them wait: no fault that is
-/// chosen here leaves one without an answer, and what has none is kept.
+/// Calls are waited for longer than any machine makes them wait: no fault that is chosen here leaves
+/// one without an answer, and what has none is kept.
 fn patience() -> Patience {
     let seconds = Duration::from_secs;
     Patience {
-        frames: Duration::from_millis(20),
+        frames: SOME_FRAMES,
         deadlines: Deadlines {
             config: seconds(20),
             detach: seconds(20),

@@ -123,6 +123,11 @@ impl Live {
         self.emulator.as_mut()
     }
 
+    /// From now on frames that may not come are waited for so long.
+    pub fn wait_for_frames(&mut self, time: Duration) {
+        self.patience.frames = time;
+    }
+
     /// New lives of the device since it was opened.
     #[must_use]
     pub fn recoveries(&self) -> u64 {
