@@ -314,7 +314,7 @@ fn fault(step: &Step) -> Option<Fault> {
     }
 }
 
-/// Whether a queue may go on after it was told to stop.
+/// Whether what it makes a device do may come after its queue was told to stop.
 fn goes_on(fault: &Fault) -> bool {
     matches!(
         fault,
@@ -327,6 +327,7 @@ fn goes_on(fault: &Fault) -> bool {
             | Fault::DataAfterStop(_)
             | Fault::DmaOutside(_)
             | Fault::DmaRewrite
+            | Fault::CompletionShuffled
             | Fault::FlrNoop
     )
 }
