@@ -204,12 +204,15 @@ pub(super) fn c39_a_child_of_fork_does_not_keep_the_function_bus_master(iommu: I
     ensure_eq(bus_master(address)?, Some(true), "bus mastering while open")?;
     // The child lives until the parent closes its end.
     let (wait, go) = nix::unistd::pipe()?;
+    // What it inherited is closed before it says that it is there: the parent may run first.
+    let (there, here) = nix::unistd::pipe()?;
     #[expect(unsafe_code, reason = "forks")]
     // SAFETY: the child makes system calls only, and ends.
     let forked = unsafe { fork() }?;
     match forked {
         ForkResult::Child => {
             drop(go);
+            let _ = nix::unistd::write(&here, &[1]);
             let _ = nix::unistd::read(&wait, &mut [0]);
             #[expect(unsafe_code, reason = "ends a forked child")]
             // SAFETY: ends the process without running what the harness registered.
@@ -218,9 +221,12 @@ pub(super) fn c39_a_child_of_fork_does_not_keep_the_function_bus_master(iommu: I
             }
         }
         ForkResult::Parent { child } => {
+            drop(here);
+            let said = nix::unistd::read(&there, &mut [0]);
             drop(life);
             let after = bus_master(address);
             drop(go);
+            ensure_eq(said?, 1, "what the child said")?;
             let status = waitpid(child, None)?;
             ensure_eq(status, WaitStatus::Exited(child, 0), "the child's end")?;
             ensure_eq(after?, Some(false), "bus mastering beside a living child")
