@@ -93,8 +93,13 @@ pub(super) fn c16_an_error_on_the_bus_breaks_the_device_which_is_recovered(
     iommu: Iommu,
 ) -> Outcome {
     let address = bound("igb")?;
-    let (device, mut port) = in_use(address, iommu)?;
+    let (device, port) = in_use(address, iommu)?;
     inject_error(address)?;
+    a_bus_error_is_recovered_from(device, port)
+}
+
+/// The device breaks by an error on the bus that is on its way, and is recovered under its port.
+pub(super) fn a_bus_error_is_recovered_from(device: Device, mut port: Port) -> Outcome {
     match next(&device)? {
         DeviceEvent::Broken {
             cause: Cause::BusError,

@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use failstop::device::RecoverError;
 use failstop::events::DeviceEvent;
-use failstop::queues::lifecycle::Cause;
 use failstop_pci::address::Address;
 use failstop_pci::sysfs::Sysfs;
 use failstop_pci::transport::Unmapped;
 use failstop_pci::transport::vfio::Iommu;
 use libtest_mimic::Failed;
 
-use super::departures::{SOON, in_use, next, pass_frame, say};
+use super::departures::{SOON, a_bus_error_is_recovered_from, in_use, pass_frame, say};
 use super::opening::bus_master;
 use super::{bound, inner};
 use crate::fixture::{Outcome, ensure, ensure_eq, self_addressed, send};
@@ -123,24 +122,11 @@ pub(super) fn the_iommu_logs_what_an_igb_does_with_a_ring_that_is_unmapped_under
 pub(super) fn c16_an_error_message_of_the_root_port_breaks_the_device_which_is_recovered(
     iommu: Iommu,
 ) -> Outcome {
-    let (device, mut port) = in_use(bound("igb")?, iommu)?;
+    let (device, port) = in_use(bound("igb")?, iommu)?;
     say(&format!(
         "\n{ASK}monitor pcie_aer_inject_error rp1 COMP_TIME"
     ))?;
-    match next(&device)? {
-        DeviceEvent::Broken {
-            cause: Cause::BusError,
-            ..
-        } => {}
-        other => return Err(format!("{other:?}").into()),
-    }
-    device.recover()?;
-    ensure(device.wait_link(Duration::from_secs(5)).up, || {
-        "no link after the recovery".into()
-    })?;
-    pass_frame(&device, &mut port)?;
-    drop(port);
-    ensure_eq(device.close().left, Vec::new(), "ledger")
+    a_bus_error_is_recovered_from(device, port)
 }
 
 /// A map that fails in life, by the container's limit on mappings: what is live stays, nothing else

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -90,18 +90,23 @@ fn server_dies_ends_the_process() {
     assert!(emulator.stats().is_err());
 }
 
+/// As a tool starts it: with sockets that it inherits, in a folder that it removes.
+fn inheriting(folder: &Path, socket: UnixListener, control: UnixListener) -> Child {
+    Command::new(PROGRAM)
+        .args(["--inherited", "--remove"])
+        .arg(folder)
+        .stdin(Stdio::from(OwnedFd::from(socket)))
+        .stdout(Stdio::from(OwnedFd::from(control)))
+        .spawn()
+        .unwrap()
+}
+
 #[test]
 fn a_process_ends_when_its_leash_is_dropped() {
     let directory = tempfile::tempdir().unwrap();
     let bind = |name| UnixListener::bind(directory.path().join(name)).unwrap();
     let (socket, control) = (bind("port0"), bind("control"));
-    let mut child = Command::new(PROGRAM)
-        .args(["--inherited", "--remove"])
-        .arg(directory.path())
-        .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::from(OwnedFd::from(control)))
-        .spawn()
-        .unwrap();
+    let mut child = inheriting(directory.path(), socket, control);
     let mut client = Client::connect(&directory.path().join("control")).unwrap();
     client.request("leash").unwrap();
     drop(client);
@@ -119,13 +124,7 @@ fn a_process_ends_when_who_took_its_leash_is_gone_before_the_answer() {
     let mut client = UnixStream::connect(directory.path().join("control")).unwrap();
     client.write_all(b"leash\n").unwrap();
     drop(client);
-    let mut child = Command::new(PROGRAM)
-        .args(["--inherited", "--remove"])
-        .arg(directory.path())
-        .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::from(OwnedFd::from(control)))
-        .spawn()
-        .unwrap();
+    let mut child = inheriting(directory.path(), socket, control);
     assert!(child.wait().unwrap().success());
     assert!(!directory.path().exists());
 }

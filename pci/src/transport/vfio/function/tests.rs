@@ -185,15 +185,15 @@ impl AddressSpace for Unasked {
     const KIND: Kind = Kind::Container;
 
     fn limits(&self) -> io::Result<DmaLimits> {
-        unimplemented!()
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn map(&self, _: Iova, _: DmaMemory<'_>) -> Result<(), Errno> {
-        unimplemented!()
+        Err(Errno::ENOTTY)
     }
 
     fn unmap(&self, _: Iova, _: u64) -> Result<u64, Errno> {
-        unimplemented!()
+        Err(Errno::ENOTTY)
     }
 
     fn is_shared(&self) -> bool {
