@@ -498,6 +498,9 @@ impl Device {
     #[must_use = "it says what stayed behind"]
     pub fn close(self) -> CloseReport {
         let report = self.inner.close(Cause::Closed);
+        if !self.inner.process.is_this() {
+            return report;
+        }
         let kernel = self.inner.function().transport.kind() != Kind::VfioUser;
         let verdict = self.inner.life().lifecycle().verdict();
         let stopped = verdict.is_none_or(|verdict| verdict.restartable);
@@ -516,6 +519,9 @@ impl Device {
     /// [`Deadlines::reset`] is left behind, and the function stays with it until that call returns.
     #[must_use = "it says what stayed behind"]
     pub fn give_back(self) -> CloseReport {
+        if !self.inner.process.is_this() {
+            return self.inner.close_report();
+        }
         watch::give_back(Some(self.inner.clone()), &self.life());
         self.inner.close_report()
     }

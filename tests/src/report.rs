@@ -134,6 +134,14 @@ pub struct Completions {
     pub flushed: u64,
 }
 
+impl Completions {
+    /// Whether every request that was posted ended once.
+    #[must_use]
+    pub fn add_up(&self) -> bool {
+        self.posted == self.success + self.error + self.flushed
+    }
+}
+
 /// The ledger's sums, in bytes and mappings.
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
@@ -165,10 +173,7 @@ fn accounts(report: &Report) -> [(bool, &'static str); 9] {
             "packets were lost",
         ),
         (report.payload_errors != 0, "payload errors"),
-        (
-            c.posted != c.success + c.error + c.flushed,
-            "requests do not add up",
-        ),
+        (!c.add_up(), "requests do not add up"),
         (report.ledger.live_bytes != 0, "bytes are live"),
         (
             report.ledger.quarantined_bytes != 0,

@@ -61,11 +61,11 @@ impl Inner {
     /// Releases what is in quarantine if the server, which this process started, has ended; how many
     /// bytes that were.
     pub(crate) fn reclaim(&self) -> u64 {
-        let life = self.life();
-        let function = &self.function;
+        // First: a lock may be held by a thread that only the parent has.
         if !self.process.is_this() {
             return 0;
         }
+        let (life, function) = (self.life(), &self.function);
         // The ladder settles what it finds by itself.
         if life.lifecycle().verdict().is_none() {
             return 0;
