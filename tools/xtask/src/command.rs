@@ -77,16 +77,16 @@ enum Cli {
     /// Measures what failstop costs, beside what it is held against, and prints a table. Fails when a limit is passed.
     Bench {
         /// Only these parts.
-        #[arg(long, value_name = "PART")]
-        only: Vec<bench::Part>,
+        #[arg(long, value_name = "PART", value_parser = bench::names())]
+        only: Vec<String>,
         /// Prints the instructions of the data path instead, each with how often a burst executes it.
-        #[arg(long)]
+        #[arg(long, conflicts_with_all = ["only", "write"])]
         asm: bool,
-        /// Compares what a device that does not stop does to failstop and to DPDK, and prints that table.
+        /// Short for `--only faults`: what a device that does not stop does to failstop and to DPDK.
         #[arg(long, conflicts_with_all = ["only", "asm"])]
         faults: bool,
-        /// Puts the table into README.md, too.
-        #[arg(long, requires = "faults")]
+        /// Puts the tables that README.md has there, too.
+        #[arg(long)]
         write: bool,
     },
 }
@@ -173,12 +173,13 @@ pub fn main() -> ExitCode {
         Cli::Matrix { tier, write } => tiers::matrix(tier, write),
         Cli::Fuzz { seconds, only } => fuzz::main(seconds, &only),
         Cli::Soak { minutes, seed } => soak::main(minutes, seed),
+        Cli::Bench { asm: true, .. } => bench::asm(),
         Cli::Bench {
             faults: true,
             write,
             ..
-        } => bench::compare_faults(write),
-        Cli::Bench { only, asm, .. } => bench::main(&only, asm),
+        } => bench::main(&["faults".to_owned()], write),
+        Cli::Bench { only, write, .. } => bench::main(&only, write),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -211,7 +211,7 @@ fn benchmarks(tier: &mut Tier, strict: bool) {
             tier.skipped.extend(measured.skipped);
             for figure in measured.figures {
                 if figure.is_ok() {
-                    tier.passed += usize::from(figure.limit.is_some());
+                    tier.passed += usize::from(figure.has_limit());
                 } else {
                     tier.failed.push(figure.to_string());
                 }

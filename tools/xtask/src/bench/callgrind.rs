@@ -130,6 +130,8 @@ fn figure(figure: String, unit: &str, ours: f64, limit: Option<f64>) -> Figure {
         ours,
         beside: None,
         limit,
+        at_least: None,
+        absolute: false,
         note: "callgrind".into(),
     }
 }

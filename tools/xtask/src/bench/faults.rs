@@ -13,14 +13,21 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
-use super::PROGRAM;
 use super::emulated::{Emulated, Rogue};
+use super::figure::{Block, Measured};
+use super::program::{PROGRAM, take};
+use super::{Bench, Part};
 use crate::protocol::Run;
 use crate::vm::{Boot, Dpdk, Guest, Kernel, Setup, topologies};
 
 mod report;
 
-pub(super) use report::{figures, markdown};
+use report::{figures, markdown};
+
+pub(super) const PART: Part = Part {
+    name: "faults",
+    measure: compare,
+};
 
 /// How long a call may take. Our longest is bounded by the deadlines of a close and of a reset, 14 s.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -31,15 +38,10 @@ const GO: &str = "/run/go";
 /// The other side's program.
 const SOURCE: &str = "tests/peers/dpdk_faults.c";
 
-/// Gives the function to vfio-pci.
-const TAKE: &str = "cd /sys/bus/pci/devices/$FAILSTOP_EMULATED && \
-    if [ -e driver ]; then echo $FAILSTOP_EMULATED >driver/unbind; fi && \
-    echo vfio-pci >driver_override && echo $FAILSTOP_EMULATED >/sys/bus/pci/drivers_probe";
-
 /// What is wrong with the device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fault {
-    pub(super) name: &'static str,
+struct Fault {
+    name: &'static str,
     /// What it does, for people.
     text: &'static str,
     /// The emulator's faults that it is made of.
@@ -47,7 +49,7 @@ pub(super) struct Fault {
 }
 
 /// The faults; first none, for what is counted without one.
-pub(super) const FAULTS: &[Fault] = &[
+const FAULTS: &[Fault] = &[
     Fault {
         name: "none",
         text: "nothing is wrong",
@@ -78,7 +80,7 @@ pub(super) const FAULTS: &[Fault] = &[
 /// Who drives the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Driver {
+enum Driver {
     Failstop,
     Dpdk,
 }
@@ -126,7 +128,7 @@ pub(super) struct Cell {
 
 /// Everything, and what it was measured with.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Comparison {
+struct Comparison {
     date: String,
     dpdk: String,
     qemu: String,
@@ -135,12 +137,28 @@ pub(super) struct Comparison {
     cells: Vec<Cell>,
 }
 
+fn compare(bench: &Bench) -> Result<Measured> {
+    let dpdk = match super::dpdk()? {
+        Ok(dpdk) => dpdk,
+        Err(why) => {
+            return Ok(Measured {
+                skipped: vec![format!("faults, for want of DPDK: {why}")],
+                ..Measured::default()
+            });
+        }
+    };
+    let comparison = measure(bench.program()?, &dpdk, &bench.folder)?;
+    Ok(Measured {
+        blocks: vec![Block {
+            name: "faults",
+            text: markdown(&comparison),
+        }],
+        ..figures(&comparison).into()
+    })
+}
+
 /// Tries every fault with both drivers.
-///
-/// # Errors
-///
-/// When it cannot be measured.
-pub(super) fn measure(program: &Path, dpdk: &Dpdk, folder: &Path) -> Result<Comparison> {
+fn measure(program: &Path, dpdk: &Dpdk, folder: &Path) -> Result<Comparison> {
     let setup = Setup::ensure_for(&[Kernel::Small])?;
     let peer = folder.join("dpdk_faults");
     dpdk.compile(&super::root().join(SOURCE), &peer)?;
@@ -184,17 +202,17 @@ pub(super) fn measure(program: &Path, dpdk: &Dpdk, folder: &Path) -> Result<Comp
 
 /// The guest's command for our side.
 fn ours() -> String {
-    let limit = LIMIT.as_secs();
+    let (limit, take) = (LIMIT.as_secs(), take("$FAILSTOP_EMULATED"));
     format!(
-        "{TAKE} && FAILSTOP_DEVICE=$FAILSTOP_EMULATED {PROGRAM} watch {limit} {PROGRAM} faults {GO}"
+        "{take} && FAILSTOP_DEVICE=$FAILSTOP_EMULATED {PROGRAM} watch {limit} {PROGRAM} faults {GO}"
     )
 }
 
 /// The guest's command for DPDK's, which wants large pages.
 fn theirs(program: &str) -> String {
-    let limit = LIMIT.as_secs();
+    let (limit, take) = (LIMIT.as_secs(), take("$FAILSTOP_EMULATED"));
     format!(
-        "{TAKE} && echo 64 >/proc/sys/vm/nr_hugepages && mkdir -p /var/run && {PROGRAM} watch {limit} \
+        "{take} && echo 64 >/proc/sys/vm/nr_hugepages && mkdir -p /var/run && {PROGRAM} watch {limit} \
          {program} -l 0 -m 64 --in-memory --no-telemetry --log-level=lib.eal:warning -a $FAILSTOP_EMULATED -- {GO}"
     )
 }

@@ -60,7 +60,7 @@ impl Cell {
 }
 
 /// Ours, each of which must be 0; the peer's in the note.
-pub(in crate::bench) fn figures(comparison: &Comparison) -> Vec<Figure> {
+pub(super) fn figures(comparison: &Comparison) -> Vec<Figure> {
     let mut figures = Vec::new();
     for fault in FAULTS {
         let of = |driver| {
@@ -77,6 +77,8 @@ pub(in crate::bench) fn figures(comparison: &Comparison) -> Vec<Figure> {
                 ours: ours.map_or(f64::NAN, |count| count as f64),
                 beside: None,
                 limit: Some(0.0),
+                at_least: None,
+                absolute: false,
                 note: match theirs {
                     Some(count) => format!("DPDK: {count}"),
                     None => "DPDK did not come so far".to_owned(),
@@ -88,7 +90,7 @@ pub(in crate::bench) fn figures(comparison: &Comparison) -> Vec<Figure> {
 }
 
 /// The table, with what it was measured on.
-pub(in crate::bench) fn markdown(comparison: &Comparison) -> String {
+pub(super) fn markdown(comparison: &Comparison) -> String {
     let mut text = format!(
         "| {} |\n|{}\n",
         HEAD.join(" | "),
