@@ -5,6 +5,7 @@
 //! | data path | under callgrind, on this machine | instructions of bursts, and of the checks in them |
 //! | ladder | an emulated device, and QEMU's 82576 | broken to bus master off, beside two bare accesses |
 //! | ledger | a guest that counts instructions | map and release, beside the bare ioctls |
+//! | bursts | two ports in a guest that counts instructions | bursts, beside DPDK's |
 //! | faults | an emulated device in a guest | freed memory that a device writes, beside DPDK's |
 //!
 //! The figures go to `target/bench/` as JSON and Markdown. A part is a file here and a line of [`PARTS`].
@@ -19,6 +20,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::vm::Dpdk;
 
+mod bursts;
 mod callgrind;
 mod data_path;
 mod emulated;
@@ -30,6 +32,7 @@ mod program;
 mod readme;
 mod table;
 
+pub(crate) use bursts::Comparison;
 pub(crate) use figure::{Figure, Measured};
 
 /// The parts, in the order in which they run.
@@ -39,6 +42,7 @@ const PARTS: &[Part] = &[
     ladder::IN_GUEST,
     ledger::PART,
     faults::PART,
+    bursts::PART,
 ];
 
 /// A part of the benchmarks.
@@ -86,8 +90,8 @@ pub(crate) fn names() -> PossibleValuesParser {
     PARTS.iter().map(|part| part.name).into()
 }
 
-/// Measures these parts, all without any, and prints tables. With `write`, those that README.md has are put there.
-/// Fails when a limit is passed.
+/// Measures these parts, all without any, and prints tables. With `write`, those that README.md has are put there, and the
+/// files that are kept are written. Fails when a limit is passed.
 ///
 /// # Errors
 ///
@@ -100,6 +104,10 @@ pub(crate) fn main(parts: &[String], write: bool) -> Result<ExitCode> {
         if write {
             readme::put(&root().join("README.md"), block.name, &block.text)?;
         }
+    }
+    for file in measured.files.iter().filter(|_| write) {
+        let path = root().join(&file.path);
+        fs::write(&path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     for what in &measured.skipped {
         println!("skipped: {what}");
@@ -119,6 +127,35 @@ pub(crate) fn asm() -> Result<ExitCode> {
     let bench = Bench::new()?;
     print!("{}", callgrind::listing(bench.program()?, &bench.folder)?);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Counts the instructions of bursts again, and prints them beside those that are kept. Fails when one is more than 3 % above.
+///
+/// # Errors
+///
+/// When they cannot be counted.
+pub(crate) fn check() -> Result<ExitCode> {
+    let comparisons = comparisons()?;
+    for comparison in &comparisons {
+        println!(
+            "{comparison}{}",
+            if comparison.is_ok() { "" } else { ": NOT OK" }
+        );
+    }
+    if comparisons.iter().all(Comparison::is_ok) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("what is meant to be so is written by `cargo xtask bench --only bursts --write`");
+    Ok(ExitCode::FAILURE)
+}
+
+/// The same, for the tier that it is part of.
+///
+/// # Errors
+///
+/// As [`check`].
+pub(crate) fn comparisons() -> Result<Vec<Comparison>> {
+    bursts::check(&Bench::new()?)
 }
 
 /// Measures everything, for the tier of that name.

@@ -85,7 +85,10 @@ enum Cli {
         /// Short for `--only faults`: what a device that does not stop does to failstop and to DPDK.
         #[arg(long, conflicts_with_all = ["only", "asm"])]
         faults: bool,
-        /// Puts the tables that README.md has there, too.
+        /// Counts the instructions of bursts again, and fails when more are needed than tests/bench/counts.json has.
+        #[arg(long, conflicts_with_all = ["only", "asm", "faults", "write"])]
+        check: bool,
+        /// Puts the tables that README.md has there, too, and renews the files of tests/bench.
         #[arg(long)]
         write: bool,
     },
@@ -174,6 +177,7 @@ pub fn main() -> ExitCode {
         Cli::Fuzz { seconds, only } => fuzz::main(seconds, &only),
         Cli::Soak { minutes, seed } => soak::main(minutes, seed),
         Cli::Bench { asm: true, .. } => bench::asm(),
+        Cli::Bench { check: true, .. } => bench::check(),
         Cli::Bench {
             faults: true,
             write,

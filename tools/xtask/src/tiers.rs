@@ -156,7 +156,9 @@ pub fn test(full: bool) -> Result<ExitCode> {
         // Each test boots a guest with two processors.
         guests.arg("--test-threads=2");
         tier.some_tests("guests", guests)?;
-        suite_tests(tier, "t2", &suite, full, strict)
+        suite_tests(tier, "t2", &suite, full, strict)?;
+        counts(tier, strict);
+        Ok(())
     })?);
     tiers.push(timed(Tier::new("T3"), |tier| {
         if let Err(error) = Setup::ensure() {
@@ -202,6 +204,23 @@ fn fuzzing(tier: &mut Tier) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether bursts need no more instructions than they did.
+fn counts(tier: &mut Tier, strict: bool) {
+    match bench::comparisons() {
+        Ok(comparisons) => {
+            for comparison in comparisons {
+                if comparison.is_ok() {
+                    tier.passed += 1;
+                } else {
+                    tier.failed
+                        .push(format!("{comparison} (cargo xtask bench --check)"));
+                }
+            }
+        }
+        Err(error) => tier.cannot(strict, format!("instructions of bursts: {error:#}")),
+    }
 }
 
 /// Whether everything stays within its limit.

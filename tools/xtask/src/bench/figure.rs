@@ -71,6 +71,14 @@ pub(crate) struct Block {
     pub(crate) text: String,
 }
 
+/// A file of the repository that a benchmark writes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct File {
+    /// From the repository's root.
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
 /// What was measured.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Measured {
@@ -80,6 +88,8 @@ pub(crate) struct Measured {
     pub(crate) skipped: Vec<String>,
     #[serde(skip)]
     pub(crate) blocks: Vec<Block>,
+    #[serde(skip)]
+    pub(crate) files: Vec<File>,
 }
 
 impl Measured {
@@ -89,11 +99,13 @@ impl Measured {
             series,
             skipped,
             blocks,
+            files,
         } = other;
         self.figures.extend(figures);
         self.series.extend(series);
         self.skipped.extend(skipped);
         self.blocks.extend(blocks);
+        self.files.extend(files);
     }
 }
 

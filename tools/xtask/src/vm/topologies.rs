@@ -136,6 +136,17 @@ pub const ALL: &[Topology] = &[
         ],
     },
     Topology {
+        name: "two-pairs",
+        summary: "two 82576 on one hub and two 82574 on another, each in an IOMMU group of its own",
+        iommu: VTD,
+        ports: &[
+            port(&[function("igb", Model::Igb, Wire::Hub(0))]),
+            port(&[function("igb-peer", Model::Igb, Wire::Hub(0))]),
+            port(&[function("e1000e", Model::E1000e, Wire::Hub(1))]),
+            port(&[function("e1000e-peer", Model::E1000e, Wire::Hub(1))]),
+        ],
+    },
+    Topology {
         name: "aw39",
         summary: "as two-igb, behind an IOMMU with 39 address bits",
         iommu: Iommu::Intel {
