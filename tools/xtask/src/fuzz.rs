@@ -5,8 +5,10 @@
 
 use std::fmt;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
@@ -104,13 +106,28 @@ pub(crate) fn run(seconds: u32, only: &[String]) -> Result<Vec<Outcome>> {
     }
     targets.retain(|target| only.is_empty() || only.contains(target));
     let program = build()?;
-    targets
-        .iter()
-        .map(|target| {
-            eprintln!("-- fuzzing {target} for {seconds} s");
-            fuzz(&program, target, seconds)
-        })
-        .collect()
+    // Each runs on one processor.
+    let together = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let mut outcomes = Vec::new();
+    for some in targets.chunks(together) {
+        eprintln!("-- fuzzing {} for {seconds} s", some.join(", "));
+        let fuzzed: Vec<Result<Outcome>> = thread::scope(|scope| {
+            let runs: Vec<_> = some
+                .iter()
+                .map(|target| scope.spawn(|| fuzz(&program, target, seconds)))
+                .collect();
+            runs.into_iter()
+                .map(|run| {
+                    run.join()
+                        .unwrap_or_else(|_| bail!("a thread that waited for a fuzzer panicked"))
+                })
+                .collect()
+        });
+        for outcome in fuzzed {
+            outcomes.push(outcome?);
+        }
+    }
+    Ok(outcomes)
 }
 
 /// The targets: each has a folder in the corpus, which a test of the package sees to.
