@@ -39,8 +39,6 @@ words! {
         Mapping = "mapping",
         /// Registers that only its setting up touches.
         BringUp = "bring-up",
-        /// A family that is not emulated.
-        OtherFamily = "other-family",
     }
 }
 
@@ -311,9 +309,6 @@ fn exit(word: Word, truth: &Truth, phase: Phase) -> u8 {
 /// Why a fault cannot show itself in a phase.
 fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
     use NotApplicable as Na;
-    if truth.needs == Needs::OtherFamily {
-        return Some(Na::OtherFamily);
-    }
     // A completion queue and a protection domain are ours alone on a NIC (R5: their destroy is
     // refused by children, never by a device).
     if matches!(phase, Phase::DestroyCq | Phase::DestroyPd) {

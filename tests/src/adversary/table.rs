@@ -113,8 +113,6 @@ words! {
         NotAsked = "not-asked",
         /// The device never hears of the object.
         Software = "software",
-        /// The emulated family has nothing of the kind.
-        OtherFamily = "other-family",
         /// The tool makes no such phase.
         NotByTool = "not-by-tool",
         /// QEMU is the client of the server, and its processors wait with it.
@@ -267,9 +265,7 @@ impl Row {
         }
         match (&self.t3, tier, cell) {
             (_, Tier::T1, cell) => cell,
-            (_, _, Cell::NotApplicable(NotApplicable::Software | NotApplicable::OtherFamily)) => {
-                cell
-            }
+            (_, _, Cell::NotApplicable(NotApplicable::Software)) => cell,
             (Some(all), ..) => all,
             (None, ..) if matches!(phase, Phase::Run | Phase::Start) => NO_RUN,
             (None, _, cell) => cell,
