@@ -40,17 +40,8 @@ const MOST: usize = 64;
 const EMPTY: u32 = 4096;
 /// Bursts of [`MOST`] before anything is counted: the rings are gone round twice.
 const WARM_UP: u32 = 16;
-/// A frame without its check sequence, from one station to another, of a local experiment's type (IEEE Std 802).
-const FRAME: [u8; 60] = {
-    let mut frame = [0; 60];
-    let head = [2, 2, 2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 0x88, 0xB5];
-    let mut at = 0;
-    while at < head.len() {
-        frame[at] = head[at];
-        at += 1;
-    }
-    frame
-};
+/// Bytes of a frame, without its check sequence.
+const BYTES: usize = 60;
 /// How long frames may be under way. It costs no time where time is counted in instructions.
 const WAIT: Duration = Duration::from_micros(100);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -74,6 +65,7 @@ fn main() -> ExitCode {
 
 fn run(device: &str, peer: &str, rounds: &str) -> Outcome {
     let rounds = rounds.parse()?;
+    let [sent, swapped] = [(1, 2), (2, 1)].map(|(to, from)| frame(to, from));
     let (near, far) = (open(device)?, open(peer)?);
     for device in [&near, &far] {
         if !device.wait_link(PATIENCE).up {
@@ -87,12 +79,12 @@ fn run(device: &str, peer: &str, rounds: &str) -> Outcome {
     };
     pair.poll();
     for _ in 0..WARM_UP {
-        pair.pass(MOST, forward)?;
+        pair.pass(MOST, forward, &sent)?;
     }
     for burst in BURSTS {
-        pair.send_and_receive(burst, rounds)?;
-        pair.forward("io", burst, rounds, forward)?;
-        pair.forward("macswap", burst, rounds, forward_swapped)?;
+        pair.send_and_receive(burst, rounds, &sent)?;
+        pair.forward("io", burst, rounds, forward, &sent)?;
+        pair.forward("macswap", burst, rounds, forward_swapped, &swapped)?;
     }
     drop(pair);
     for device in [near, far] {
@@ -112,6 +104,15 @@ fn open(name: &str) -> Outcome<Device> {
     Ok(Device::open(transport, &config)?)
 }
 
+/// What is sent from one of two stations to the other: of a local experiment's type (IEEE Std 802).
+fn frame(to: u8, from: u8) -> [u8; BYTES] {
+    let mut frame = [0; BYTES];
+    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, to]);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, from]);
+    frame[12..14].copy_from_slice(&[0x88, 0xB5]);
+    frame
+}
+
 /// A port, and frames to exchange with it.
 struct End {
     port: Port,
@@ -125,11 +126,11 @@ impl End {
         Ok(Self { port, frames })
     }
 
-    /// Sends a burst; its ticks.
-    fn send(&mut self, burst: usize) -> Outcome<u64> {
+    /// Sends a burst of frames that are like this one; its ticks.
+    fn send(&mut self, burst: usize, bytes: &[u8; BYTES]) -> Outcome<u64> {
         let frames = &mut self.frames[..burst];
         for frame in frames.iter_mut() {
-            frame.fill(&FRAME)?;
+            frame.fill(bytes)?;
         }
         let (ticks, sent) = send(&mut self.port, frames);
         if sent < burst {
@@ -138,12 +139,23 @@ impl End {
         Ok(ticks)
     }
 
-    /// Takes a burst by `take`, in pieces if it comes in pieces; the ticks, if it was whole.
-    fn take(&mut self, burst: usize, take: Take) -> Outcome<Option<u64>> {
+    /// Takes a burst by `take`, in pieces if it comes in pieces; the ticks, if it was whole. What is taken in must be like
+    /// `expected`.
+    fn take(
+        &mut self,
+        burst: usize,
+        take: Take,
+        expected: Option<&[u8; BYTES]>,
+    ) -> Outcome<Option<u64>> {
         let mut taken = 0;
         for _ in 0..TRIES {
             thread::sleep(WAIT);
             let (ticks, found) = take(&mut self.port, &mut self.frames[..burst - taken]);
+            if let Some(expected) = expected {
+                self.frames[..found]
+                    .iter()
+                    .try_for_each(|frame| like(frame, expected))?;
+            }
             if found == burst {
                 return Ok(Some(ticks));
             }
@@ -154,6 +166,15 @@ impl End {
         }
         Err(format!("{taken} of {burst} frames came").into())
     }
+}
+
+fn like(frame: &Frame, expected: &[u8; BYTES]) -> Outcome {
+    let mut bytes = [0; BYTES];
+    frame.copy_to(&mut bytes);
+    if frame.len() as usize != BYTES || bytes != *expected {
+        return Err(format!("another frame came than was sent: {bytes:02x?}").into());
+    }
+    Ok(())
 }
 
 /// Takes what is there, and does something with it; ticks, and how many frames.
@@ -182,17 +203,18 @@ fn forward_swapped(port: &mut Port, frames: &mut [Frame]) -> (u64, usize) {
     timed(|| {
         let received = port.rx_burst(frames);
         let frames = &mut frames[..received];
-        for frame in frames.iter_mut() {
-            swap_addresses(frame);
-        }
+        swap_addresses(frames);
         port.tx_burst(frames)
     })
 }
 
-/// Exchanges destination and source, 6 bytes each.
+/// Exchanges each frame's destination and source, 6 bytes each, up to a frame that has none: which is not received.
 #[inline(always)]
-fn swap_addresses(frame: &mut Frame) {
-    if let Some(mut head) = frame.head::<12>() {
+fn swap_addresses(frames: &mut [Frame]) {
+    for frame in frames {
+        let Some(mut head) = frame.head::<12>() else {
+            return;
+        };
         let (a, b, c) = (head.word::<0>(), head.word::<4>(), head.word::<8>());
         head.set_word::<0>(b >> 16 | c << 16);
         head.set_word::<4>(c >> 16 | a << 16);
@@ -218,31 +240,38 @@ impl Pair {
         ticks.print("empty", 1);
     }
 
-    fn send_and_receive(&mut self, burst: usize, rounds: u32) -> Outcome {
+    fn send_and_receive(&mut self, burst: usize, rounds: u32, bytes: &[u8; BYTES]) -> Outcome {
         let (mut sent, mut received) = (Ticks::default(), Ticks::default());
         for _ in 0..rounds {
-            sent.add(self.near.send(burst)?);
-            received.extend(self.far.take(burst, receive)?);
+            sent.add(self.near.send(burst, bytes)?);
+            received.extend(self.far.take(burst, receive, Some(bytes))?);
         }
         sent.print("tx", burst);
         received.print("rx", burst);
         Ok(())
     }
 
-    fn forward(&mut self, path: &str, burst: usize, rounds: u32, by: Take) -> Outcome {
+    fn forward(
+        &mut self,
+        path: &str,
+        burst: usize,
+        rounds: u32,
+        by: Take,
+        back: &[u8; BYTES],
+    ) -> Outcome {
         let mut ticks = Ticks::default();
         for _ in 0..rounds {
-            ticks.extend(self.pass(burst, by)?);
+            ticks.extend(self.pass(burst, by, back)?);
         }
         ticks.print(path, burst);
         Ok(())
     }
 
-    /// Sends a burst there and back; the far end's ticks, if it was whole.
-    fn pass(&mut self, burst: usize, by: Take) -> Outcome<Option<u64>> {
-        self.near.send(burst)?;
-        let ticks = self.far.take(burst, by)?;
-        self.near.take(burst, receive)?;
+    /// Sends a burst, which comes back as `back`; the far end's ticks, if it was whole.
+    fn pass(&mut self, burst: usize, by: Take, back: &[u8; BYTES]) -> Outcome<Option<u64>> {
+        self.near.send(burst, &frame(1, 2))?;
+        let ticks = self.far.take(burst, by, None)?;
+        self.near.take(burst, receive, Some(back))?;
         Ok(ticks)
     }
 }
