@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use failstop_dma::proof::{ObjectId, ReleaseProof};
 use failstop_dma::space::AddressSpace;
@@ -212,6 +213,8 @@ impl Life {
         let mut provider = self.provider();
         let began = Receiving {
             starts: self.receiving().starts + 1,
+            when: self.function.clock.now(),
+            restarts: restarts(&**provider),
             counted: provider.statistics(),
             at: receive_positions(&mut **provider, self),
         };
@@ -438,6 +441,9 @@ impl fmt::Debug for Life {
 pub(crate) struct Receiving {
     /// How often one was.
     pub(crate) starts: u64,
+    pub(crate) when: Duration,
+    /// As [`restarts`] says.
+    pub(crate) restarts: u32,
     pub(crate) counted: Statistics,
     /// Each queue that runs: its number and where it was.
     pub(crate) at: Vec<(u32, Position)>,
@@ -447,6 +453,12 @@ pub(crate) struct Receiving {
 pub(crate) fn receive_positions(provider: &mut dyn Provider, life: &Life) -> Vec<(u32, Position)> {
     let position = |queue| Some((queue, provider.rx_position(queue)?));
     life.claims(Way::Receive).filter_map(position).collect()
+}
+
+/// How often the device was reset under queues that went on.
+pub(crate) fn restarts(provider: &dyn Provider) -> u32 {
+    let counted = provider.restarts();
+    counted.map_or(0, |counted| counted.load(Ordering::Acquire))
 }
 
 /// An object that counts as using the device.

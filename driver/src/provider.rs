@@ -196,6 +196,8 @@ pub struct Statistics {
     pub rx_length_errors: u64,
     /// Pause frames received: the peer asked us to wait.
     pub rx_pause: u64,
+    /// Frames for the machine's management, which need not reach the host.
+    pub rx_management: u64,
 }
 
 impl Add for Statistics {
@@ -213,6 +215,7 @@ impl Add for Statistics {
             rx_crc_errors: self.rx_crc_errors.saturating_add(more.rx_crc_errors),
             rx_length_errors: self.rx_length_errors.saturating_add(more.rx_length_errors),
             rx_pause: self.rx_pause.saturating_add(more.rx_pause),
+            rx_management: self.rx_management.saturating_add(more.rx_management),
         }
     }
 }

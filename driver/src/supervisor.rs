@@ -22,7 +22,7 @@ use failstop_queues::lifecycle::Cause;
 use crate::device::{Device, Inner, RecoverError};
 use crate::events::{DeviceEvent, Events};
 use crate::flight::{Control, ThreadKind};
-use crate::life::{Life, Way, receive_positions};
+use crate::life::{Life, Way, receive_positions, restarts};
 use crate::provider::{Link, Provider};
 
 mod watchdog;
@@ -313,6 +313,7 @@ fn sample(provider: &mut dyn Provider, life: &Life, link: Link) -> Sample {
         send: Vec::new(),
         receive: receive_positions(provider, life),
         began: life.receiving(),
+        restarts: restarts(provider),
     };
     for queue in life.claims(Way::Send) {
         sample

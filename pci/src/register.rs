@@ -102,6 +102,12 @@ impl<V> ReadClear<V> {
     pub const fn offset(self) -> u32 {
         self.offset
     }
+
+    /// The register `index` strides of `stride` bytes further on: one of a row.
+    #[must_use]
+    pub const fn of(self, index: u32, stride: u32) -> Self {
+        Self::at(self.offset + index * stride)
+    }
 }
 
 /// One line of a family's register list, for people.

@@ -8,7 +8,7 @@ use failstop::name::DeviceName;
 use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
-use failstop::supervisor::{Policy, Supervisor};
+use failstop::supervisor::{Duty, Policy, Supervisor};
 use failstop_emulator::{Cable, Emulator, Notice, Running};
 use libtest_mimic::{Failed, Trial};
 
@@ -32,7 +32,15 @@ const CASES: &[(&str, EventCase)] = &[
         "c19_a_device_that_delivers_nothing_is_recovered_under_the_same_port",
         delivers_nothing,
     ),
+    (
+        "c19_frames_that_came_between_a_stall_and_the_next_look_are_missed",
+        stalls_between_looks,
+    ),
     ("c45_frames_that_wait_for_a_link_break_nothing", no_link),
+    (
+        "c45_counters_that_wrap_on_an_idle_port_break_nothing",
+        counters_wrap,
+    ),
     ("a_link_that_flaps_is_told", link_flaps),
 ];
 
@@ -170,6 +178,54 @@ fn delivers_nothing(fixture: &Fixture, emulator: &mut Running) -> Outcome {
     }
     recovered(&device, &mut port, stalled)?;
     drop((port, supervisor));
+    close_clean(device).map(drop)
+}
+
+fn stalls_between_looks(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let mut duty = Duty::new(&device, policy());
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    ensure(duty.look().is_some(), || "the device is closed".into())?;
+    let bytes = self_addressed(&device, 60, 1);
+    send(&mut port, &bytes)?;
+    ensure_eq(receive(&mut port)?, bytes.clone(), "a frame before it")?;
+    emulator.fault("rx-stalls")?;
+    for _ in 0..3 {
+        send(&mut port, &bytes)?;
+    }
+    let end = Instant::now() + Duration::from_secs(10);
+    while device.statistics().tx_frames < 4 && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    // All of it before the second look, and nothing after it.
+    while device.broken().is_none() && Instant::now() < end {
+        let pause = duty.look().ok_or("the device is closed")?;
+        std::thread::sleep(pause);
+    }
+    match device.broken() {
+        Some(Cause::Stalled { what }) => ensure(what.contains("3 frames"), || what.clone())?,
+        other => return Err(format!("not broken for it: {other:?}").into()),
+    }
+    device.recover()?;
+    drop((port, duty));
+    close_clean(device).map(drop)
+}
+
+fn counters_wrap(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    let device = fixture.open()?;
+    let mut port = Port::open(&device, &PortConfig::default())?;
+    let bytes = self_addressed(&device, 60, 1);
+    send(&mut port, &bytes)?;
+    ensure_eq(receive(&mut port)?, bytes, "a frame before it")?;
+    emulator.fault("stats-wrap")?;
+    let mut duty = Duty::new(&device, policy());
+    let end = Instant::now() + 5 * Duration::from_millis(200);
+    while Instant::now() < end {
+        let pause = duty.look().ok_or("the device is closed")?;
+        std::thread::sleep(pause);
+    }
+    ensure_eq(device.broken(), None, "after five periods")?;
+    drop((port, duty));
     close_clean(device).map(drop)
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Igb {
     address: MacAddress,
     longest_packet: u32,
     counted: Statistics,
+    /// One bit for each receive queue that was started since the device was brought up.
+    receiving: u16,
 }
 
 impl Igb {
@@ -79,6 +81,7 @@ impl Igb {
             address: MacAddress::default(),
             longest_packet: 0,
             counted: Statistics::default(),
+            receiving: 0,
         }
     }
 
@@ -199,6 +202,7 @@ impl Provider for Igb {
         self.set_filters(config);
         self.statistics();
         self.counted = Statistics::default();
+        self.receiving = 0;
         let receive = ReceiveControl::RXEN
             | ReceiveControl::LPE
             | ReceiveControl::BAM
@@ -240,6 +244,7 @@ impl Provider for Igb {
         self.mac
             .registers
             .write(reg::SRRCTL.of(queue, QUEUE_STRIDE), split);
+        self.receiving |= 1u16.checked_shl(queue).unwrap_or_default();
         self.start_queue(&RECEIVE, queue, ring)
     }
 
@@ -272,7 +277,16 @@ impl Provider for Igb {
     }
 
     fn statistics(&mut self) -> Statistics {
-        let now = statistics::count(&mut self.mac.registers);
+        let mut now = statistics::count(&mut self.mac.registers);
+        // A queue drops what finds no descriptor (SRRCTL.DROP_EN), and counts it by itself.
+        let started = (0..u16::BITS).filter(|queue| self.receiving >> queue & 1 != 0);
+        now.rx_no_buffer += started
+            .map(|queue| reg::RQDPC.of(queue, QUEUE_STRIDE))
+            .map(|drops| match self.mac.registers.take(drops) {
+                u32::MAX => 0,
+                drops => u64::from(drops),
+            })
+            .sum::<u64>();
         self.counted = self.counted + now;
         self.counted
     }

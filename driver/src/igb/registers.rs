@@ -157,7 +157,8 @@ failstop_pci::registers! {
         RDT: Reg<u32> = 0xC018;
         /// Receive queue 0: enable, flush and thresholds; stride 0x40. ENABLE reads 0 until RCTL.RXEN is set. §8.10.10
         RXDCTL: Reg<ReceiveQueueControl> = 0xC028;
-        /// Receive queue 0: packets dropped for want of descriptors; a read clears; stride 0x40. §8.10
+        /// Receive queue 0: packets dropped for want of descriptors; a read clears; stride 0x40. The
+        /// statistics block counts none of them. §8.10
         RQDPC: ReadClear<u32> = 0xC030;
 
         /// Transmit control. §8.12.1

@@ -31,6 +31,7 @@ pub(crate) fn count(registers: &mut Registers) -> Statistics {
         rx_crc_errors: take(CRCERRS),
         rx_length_errors: take(RLEC) + take(RUC) + take(ROC) + take(RFC) + take(RJC),
         rx_pause: take(XOFFRXC) + take(XONRXC),
+        rx_management: take(MGTPRC),
     }
 }
 

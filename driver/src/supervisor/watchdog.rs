@@ -7,7 +7,13 @@
 //!   sent, with the link up and no flow control in it (C19, C45);
 //! - the receive queues, none of whose heads or tails moved, each with free descriptors, after the
 //!   device counted frames as accepted. A caller who does not poll lets a queue fill, and then it
-//!   has no free descriptor.
+//!   has no free descriptor;
+//! - the receive queues once more, each with free descriptors and at rest, when they have not taken
+//!   all that the device ever accepted for them ([`account`]): frames that came after the stall
+//!   and before the next look.
+//!
+//! Counters that contradict each other are no evidence: one that wraps, sticks or lies does not break
+//! a device.
 //!
 //! It looks at registers and counters only: the data path publishes nothing for it.
 
@@ -16,6 +22,10 @@ use std::time::Duration;
 
 use crate::life::Receiving;
 use crate::provider::{Link, Position, Statistics};
+
+mod account;
+
+use account::{Account, agree};
 
 /// What one look at a device shows.
 #[derive(Clone, Debug)]
@@ -29,6 +39,8 @@ pub(super) struct Sample {
     pub(super) receive: Vec<(u32, Position)>,
     /// What there was when a receive queue was started last.
     pub(super) began: Receiving,
+    /// How often the device was reset under queues that went on.
+    pub(super) restarts: u32,
 }
 
 /// Why a device is taken to hang.
@@ -41,6 +53,11 @@ pub(super) enum Evidence {
     },
     Receive {
         accepted: u64,
+        time: Duration,
+    },
+    /// As [`Evidence::Receive`], of frames that came before the queues were seen to stand still.
+    Missing {
+        frames: u64,
         time: Duration,
     },
 }
@@ -60,6 +77,10 @@ impl fmt::Display for Evidence {
                 f,
                 "the device counted {accepted} frames as received and completed none for {time:?}, with free descriptors"
             ),
+            Self::Missing { frames, time } => write!(
+                f,
+                "the device counted {frames} frames as received that no queue completed, and nothing moved for {time:?}, with free descriptors"
+            ),
         }
     }
 }
@@ -78,6 +99,8 @@ struct Still {
 struct Deaf {
     since: Duration,
     accepted: u64,
+    /// Bytes of them.
+    bytes: u64,
     /// They did not just go around, and stand where they stood.
     sure: bool,
 }
@@ -89,6 +112,7 @@ pub(super) struct Watchdog {
     last: Option<Sample>,
     still: Vec<Still>,
     deaf: Option<Deaf>,
+    account: Account,
 }
 
 impl Watchdog {
@@ -98,6 +122,7 @@ impl Watchdog {
             last: None,
             still: Vec::new(),
             deaf: None,
+            account: Account::default(),
         }
     }
 
@@ -106,8 +131,10 @@ impl Watchdog {
         let evidence = self
             .look_at_send(now, &sample)
             .or_else(|| self.look_at_receive(now, &sample));
+        let (period, last) = (self.period, self.last.as_ref());
+        let missing = self.account.look(now, period, last, &sample);
         self.last = Some(sample);
-        evidence
+        evidence.or(missing)
     }
 
     fn look_at_send(&mut self, now: Duration, sample: &Sample) -> Option<Evidence> {
@@ -166,6 +193,7 @@ impl Watchdog {
             });
         let unmoved = *positions == sample.receive
             && counted.rx_no_buffer == sample.counted.rx_no_buffer
+            && counted.rx_management == sample.counted.rx_management
             && !sample.receive.is_empty()
             && sample.receive.iter().all(|(_, at)| at.outstanding() > 0);
         if !unmoved {
@@ -173,6 +201,7 @@ impl Watchdog {
             return None;
         }
         let accepted = sample.counted.rx_frames.saturating_sub(counted.rx_frames);
+        let bytes = sample.counted.rx_bytes.saturating_sub(counted.rx_bytes);
         // So many may have filled a ring, whose positions are what they were then.
         let least = sample
             .receive
@@ -186,16 +215,19 @@ impl Watchdog {
                 self.deaf = Some(Deaf {
                     since: now,
                     accepted,
+                    bytes,
                     sure: !around,
                 });
                 None
             }
             Some(deaf) => {
                 deaf.accepted = deaf.accepted.saturating_add(accepted);
+                deaf.bytes = deaf.bytes.saturating_add(bytes);
                 // Twice exactly around is not believed, and nor is silence after once.
                 deaf.sure |= accepted > 0;
                 let time = now.saturating_sub(deaf.since);
-                (deaf.sure && time >= self.period).then_some(Evidence::Receive {
+                let is_evidence = deaf.sure && agree(deaf.accepted, deaf.bytes);
+                (is_evidence && time >= self.period).then_some(Evidence::Receive {
                     accepted: deaf.accepted,
                     time,
                 })
@@ -214,12 +246,12 @@ fn longest_pause(link: Link) -> Duration {
 mod tests {
     use super::*;
 
-    const PERIOD: Duration = Duration::from_secs(5);
-    const LOOK: Duration = Duration::from_millis(500);
+    pub(super) const PERIOD: Duration = Duration::from_secs(5);
+    pub(super) const LOOK: Duration = Duration::from_millis(500);
     /// Looks in a period, and in the longest pause, rounded up; one more than enough.
     const LOOKS: u32 = 12;
 
-    fn sample() -> Sample {
+    pub(super) fn sample() -> Sample {
         Sample {
             link: Link {
                 up: true,
@@ -232,13 +264,14 @@ mod tests {
             receive: vec![(0, at(0, 511))],
             began: Receiving {
                 starts: 1,
-                counted: Statistics::default(),
                 at: vec![(0, at(0, 511))],
+                ..Receiving::default()
             },
+            restarts: 0,
         }
     }
 
-    fn at(head: u32, tail: u32) -> Position {
+    pub(super) fn at(head: u32, tail: u32) -> Position {
         Position {
             head,
             tail,
@@ -381,6 +414,25 @@ mod tests {
             sample.counted.rx_frames = u64::from(look) * 5000;
         };
         assert!(watch(sample(), flood).is_some());
+    }
+
+    #[test]
+    fn c45_counters_that_wrap_on_an_idle_port_are_no_evidence() {
+        let wraps = |_, sample: &mut Sample| {
+            sample.counted.rx_frames += 0xFFFF_FFEF;
+            let bytes = &mut sample.counted.rx_bytes;
+            *bytes = bytes.saturating_add(0xFFFF_FFEF_FFFF_FFEF);
+        };
+        assert_eq!(watch(sample(), wraps), None);
+    }
+
+    #[test]
+    fn c45_frames_for_the_management_are_no_evidence() {
+        let management = |_, sample: &mut Sample| {
+            sample.counted.rx_frames += 1;
+            sample.counted.rx_management += 1;
+        };
+        assert_eq!(watch(sample(), management), None);
     }
 
     #[test]
