@@ -2,12 +2,18 @@
 //! nothing to put beside it, a count of instructions or bytes. `cargo xtask bench` runs these,
 //! wherever each belongs, and holds them against their limits.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
+mod by_hand;
 pub mod data_path;
 pub mod faults;
+pub mod growth;
 pub mod ladder;
 pub mod ledger;
+pub mod life;
+pub mod round_trip;
 mod scripted;
 mod timed;
 pub mod watch;
@@ -64,6 +70,10 @@ impl Figure {
             Err(error) => eprintln!("{self:?}: {error}"),
         }
     }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
 }
 
 /// The middle one.

@@ -7,20 +7,13 @@ use failstop::dma::frame::Frame;
 use failstop::port::{Port, PortConfig};
 use libtest_mimic::Failed;
 
-use super::scripted::Script;
+use super::scripted::{RX, Script, TX, received, sent};
 use crate::fixture::ensure_eq;
 
 /// Frames of each burst.
 pub const BURST: u32 = 32;
 /// Bytes of each frame.
-const BYTES: u64 = 60;
-/// Where [`Script`] keeps its rings.
-const RX: usize = 0;
-const TX: usize = 1;
-/// Done, end of packet (82576 datasheet, §7.1.5.2).
-const RECEIVED: u64 = 3 | BYTES << 32;
-/// Done (82576 datasheet, §7.2.2.3.3).
-const SENT: u64 = 1 << 32;
+const BYTES: u32 = 60;
 
 /// `turns` times: a poll that finds nothing, a full receive burst, a full send burst.
 ///
@@ -36,14 +29,14 @@ pub fn run(turns: u32) -> Result<(), Failed> {
     for _ in 0..turns {
         ensure_eq(collect_empty(&mut port, &mut frames), true, "nothing there")?;
         for index in at..at + BURST {
-            script.done(RX, index % config.rx_entries, RECEIVED)?;
+            script.done(RX, index % config.rx_entries, received(BYTES))?;
         }
-        let received = collect_rx(&mut port, &mut frames);
-        ensure_eq(received, BURST as usize, "frames received")?;
-        let sent = collect_tx(&mut port, &mut frames);
-        ensure_eq(sent, BURST as usize, "frames sent")?;
+        let full = collect_rx(&mut port, &mut frames);
+        ensure_eq(full, BURST as usize, "frames received")?;
+        let gone = collect_tx(&mut port, &mut frames);
+        ensure_eq(gone, BURST as usize, "frames sent")?;
         at += BURST;
-        script.done(TX, (at - 1) % config.tx_entries, SENT)?;
+        script.done(TX, (at - 1) % config.tx_entries, sent())?;
     }
     drop(frames);
     drop(port);

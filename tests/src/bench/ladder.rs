@@ -1,11 +1,11 @@
 //! How soon a broken device's bus mastering is verified off, and how long the rest takes.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use failstop::device::Device;
+use failstop::device::{Device, Options};
 use failstop::dma::region::Pool;
 use failstop::ladder::{RevocationReport, Step, Word};
 use failstop::objects::{Mr, Pd};
@@ -18,12 +18,15 @@ use failstop::provider::Config;
 use failstop::queues::lifecycle::{Cause, Lifecycle};
 use libtest_mimic::Failed;
 
-use super::timed::Timed;
-use super::{Figure, median};
-use crate::fixture::{Fixture, ensure_eq};
+use super::life::Waits;
+use super::timed::{Timed, nanos};
+use super::{Figure, median, micros};
+use crate::fixture::{Fixture, ensure_eq, receive, self_addressed, send};
 
 /// What the step may cost, in pairs of bare accesses.
 const LIMIT: f64 = 1.2;
+/// What a break may cost of our own time until traffic passes again, in microseconds.
+const OWN: f64 = 5000.0;
 
 /// Until everybody sleeps, the device's threads too.
 const ASLEEP: Duration = Duration::from_millis(2);
@@ -66,7 +69,12 @@ fn with(
         loopback: true,
         ..Config::default()
     };
-    let device = Device::open(transport.clone(), &config)?;
+    let clock = Arc::new(Waits::default());
+    let options = Options {
+        clock: clock.clone(),
+        ..Options::default()
+    };
+    let device = Device::open_with(transport.clone(), &config, options)?;
     let mut port = Port::open(&device, &small())?;
     let mut measured = Measured::default();
     for _ in 0..rounds {
@@ -74,13 +82,13 @@ fn with(
         let regions = fill(&device, &pd, mappings)?;
         measured.bare.push(bare(&transport)?);
         thread::sleep(ASLEEP);
+        let _ = clock.take();
         measured.broken(&device, &transport)?;
         drop(regions);
         drop(pd);
         measured.recovered(&device, &transport)?;
-        // The port goes on with the new life.
-        let mut frames = port.take_frames(1).ok_or("no frame")?;
-        port.rx_burst(&mut frames);
+        measured.goes_on(&device, &mut port, &transport)?;
+        measured.add_up(clock.take());
         ensure_eq(port.carried().times, measured.rounds, "times carried")?;
     }
     drop(port);
@@ -147,6 +155,12 @@ struct Measured {
     ladder_outside: Vec<f64>,
     recovery: Vec<f64>,
     recovery_outside: Vec<f64>,
+    traffic: Vec<f64>,
+    traffic_outside: Vec<f64>,
+    waited: Vec<f64>,
+    /// From the break to traffic.
+    whole: Vec<f64>,
+    own: Vec<f64>,
 }
 
 impl Measured {
@@ -174,6 +188,39 @@ impl Measured {
         self.recovery_outside.push(outside(transport));
         self.rounds += 1;
         Ok(())
+    }
+
+    /// The port goes on with the new life: until a frame that it sent has come back.
+    fn goes_on(
+        &mut self,
+        device: &Device,
+        port: &mut Port,
+        transport: &Timed,
+    ) -> Result<(), Failed> {
+        let bytes = self_addressed(device, 60, 1);
+        let _ = transport.take();
+        let start = Instant::now();
+        send(port, &bytes)?;
+        ensure_eq(receive(port)?, bytes, "the frame")?;
+        self.traffic.push(micros(start.elapsed()));
+        self.traffic_outside.push(outside(transport));
+        Ok(())
+    }
+
+    /// The round as a whole, in which the device was waited for so many microseconds.
+    fn add_up(&mut self, waited: f64) {
+        let latest = |times: &[f64]| times.last().copied().unwrap_or(f64::NAN);
+        let parts = [&self.ladder, &self.recovery, &self.traffic];
+        let whole: f64 = parts.map(|times| latest(times)).iter().sum();
+        let outside = [
+            &self.ladder_outside,
+            &self.recovery_outside,
+            &self.traffic_outside,
+        ];
+        let outside: f64 = outside.map(|times| latest(times)).iter().sum();
+        self.waited.push(waited);
+        self.whole.push(whole);
+        self.own.push(whole - outside - waited);
     }
 
     fn figures(mut self, on: &str) -> Vec<Figure> {
@@ -209,26 +256,32 @@ impl Measured {
         for (what, whole, outside) in [
             ("ladder: break to verdict", self.ladder, self.ladder_outside),
             ("recovery", self.recovery, self.recovery_outside),
+            (
+                "recovery: to traffic again",
+                self.traffic,
+                self.traffic_outside,
+            ),
         ] {
             let (whole, outside) = (median(whole), median(outside));
             figures.push(
                 Figure::plain(format!("{what} ({on})"), "us", whole).note(share(whole, outside)),
             );
         }
+        let name = format!("recovery: our own time, break to traffic again ({on})");
+        let own = Figure::plain(name, "us", median(self.own)).note(format!(
+            "of {:.0} us: without calls of the kernel or the device, and {:.0} us of waits for the device",
+            median(self.whole),
+            median(self.waited)
+        ));
+        figures.push(Figure {
+            limit: Some(OWN),
+            ..own
+        });
         figures
     }
-}
-
-fn micros(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
 }
 
 /// Microseconds spent in the transport's calls.
 fn outside(transport: &Timed) -> f64 {
     transport.take() as f64 / 1e3
-}
-
-fn nanos() -> u64 {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

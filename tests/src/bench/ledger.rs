@@ -4,22 +4,20 @@
 //! by one for each (`-icount shift=0,sleep=off`). The bare calls are those that are made inside ours.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use failstop::dma::memory::{Memory, page_size};
-use failstop::dma::proof::{Acknowledged, ObjectId, ReleaseProof};
+use failstop::dma::proof::{ObjectId, ReleaseProof};
 use failstop::dma::space::{AddressSpace, Mapping};
-use failstop::igb::registers as reg;
 use failstop::pci::clock::SystemClock;
 use failstop::pci::config::{CommandRegister, ConfigSpace};
 use failstop::pci::id::Generation;
 use failstop::pci::transport::Transport;
-use failstop::pci::window::{StopBit, Window};
+use failstop::pci::window::Window;
 use failstop_pci::testing::allocated;
 use libtest_mimic::Failed;
 
+use super::by_hand;
 use super::timed::Timed;
 use super::{Figure, median};
 use crate::fixture::{Fixture, ensure};
@@ -147,34 +145,10 @@ impl Bench {
         let _off = command.bus_master_off(&config)?;
         transport.reset()?;
         command.memory_space_on(&config)?;
-        let owner = ObjectId {
-            device: transport.id(),
-            generation: Generation::FIRST,
-            serial: 1,
-            kind: "MR",
-        };
+        let owner = by_hand::owner(&*transport);
         // A queue that never ran is stopped: the ground on which everything here is released.
         let window = Window::open(transport.clone(), Generation::FIRST, 0, 0x2_0000)?;
-        let control = reg::RXDCTL.offset();
-        const WRITE_BACK: NonZeroU32 = NonZeroU32::new(1 << 16).unwrap();
-        const ENABLE: NonZeroU32 = NonZeroU32::new(1 << 25).unwrap();
-        window.write(
-            failstop::pci::register::Reg::<u32>::at(control),
-            WRITE_BACK.get(),
-        );
-        let stop = StopBit {
-            queue: None,
-            register: control,
-            stop: ENABLE,
-            alive: WRITE_BACK,
-            deadline: Duration::from_millis(100),
-            interval: Duration::from_micros(100),
-            settle: Duration::from_micros(100),
-        };
-        let stopped = window.wait_stopped(&*clock, &stop)?;
-        let proof = Acknowledged::by_register(owner, stopped)
-            .ok_or("another device stopped")?
-            .into();
+        let proof = by_hand::stopped(&window, owner)?;
         let space = AddressSpace::new(transport.clone(), u64::MAX, clock)?;
         Ok(Self {
             transport,

@@ -24,10 +24,28 @@ const CONTROL: Reg = Reg::at(0x38);
 /// Bits of [`CONTROL`]: the queue runs, and a sign of life.
 const RUNS: u32 = 1;
 const ALIVE: u32 = 2;
+/// Bytes between the tail registers of two queues.
+const STRIDE: u32 = 0x40;
+/// Queues of each direction.
+const QUEUES: usize = 16;
 const FRAME: u32 = 2048;
 
+/// The rings of a direction: receive, send.
+pub(super) const RX: usize = 0;
+pub(super) const TX: usize = 1;
+
 /// Where the rings are: receive, send.
-pub(super) type Rings = Arc<Mutex<[Iova; 2]>>;
+pub(super) type Rings = Arc<Mutex<[[Iova; QUEUES]; 2]>>;
+
+/// What a device writes that received a frame of so many bytes: done, end of packet (82576 datasheet, §7.1.5.2).
+pub(super) const fn received(bytes: u32) -> u64 {
+    3 | (bytes as u64) << 32
+}
+
+/// What a device writes that sent a frame: done (82576 datasheet, §7.2.2.3.3).
+pub(super) const fn sent() -> u64 {
+    1 << 32
+}
 
 /// A device with igb's descriptors and no life of its own.
 pub(super) struct Script {
@@ -38,6 +56,11 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn open() -> Result<Self, Failed> {
+        Self::of(FRAME)
+    }
+
+    /// A device that receives frames of up to so many bytes.
+    pub(super) fn of(longest: u32) -> Result<Self, Failed> {
         let mut header = vec![0; 64];
         header[..4].copy_from_slice(&[0x11, 0x11, 0x22, 0x22]);
         let function = FakeFunction::new(limits_39_bits())?.with_config(&header);
@@ -48,6 +71,7 @@ impl Script {
             window,
             clock,
             rings: places.clone(),
+            longest,
         });
         let options = Options {
             clock: Arc::new(ManualClock::default()),
@@ -64,8 +88,19 @@ impl Script {
 
     /// Writes the second word of a descriptor, as a device does that is done with it.
     pub(super) fn done(&self, ring: usize, index: u32, word: u64) -> Result<(), Failed> {
+        self.done_of(0, ring, index, word)
+    }
+
+    /// As [`Script::done`], of a queue of that number.
+    pub(super) fn done_of(
+        &self,
+        queue: u32,
+        ring: usize,
+        index: u32,
+        word: u64,
+    ) -> Result<(), Failed> {
         let rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = rings[ring].0 + 16 * u64::from(index) + 8;
+        let at = rings[ring][queue as usize].0 + 16 * u64::from(index) + 8;
         match self.function.dma_write(at, &word.to_le_bytes()) {
             true => Ok(()),
             false => Err("the scripted device cannot write its ring".into()),
@@ -78,17 +113,27 @@ struct Scripted {
     window: Arc<Window>,
     clock: Arc<dyn Clock>,
     rings: Rings,
+    longest: u32,
 }
 
 impl Scripted {
-    fn start(&self, ring: usize, spec: &RingSpec, tail: Reg) -> Result<Doorbell, ProviderError> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)[ring] = spec.iova;
+    fn start(
+        &self,
+        queue: u32,
+        ring: usize,
+        spec: &RingSpec,
+        tail: Reg,
+    ) -> Result<Doorbell, ProviderError> {
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        rings[ring][queue as usize] = spec.iova;
         let gone = || ProviderError::Gone {
             device: "scripted".into(),
             register: "tail",
             value: 0,
         };
-        self.window.doorbell(tail).ok_or_else(gone)
+        self.window
+            .doorbell(tail.of(queue, STRIDE))
+            .ok_or_else(gone)
     }
 
     fn stop(&self) -> Result<Stopped, NotStopped> {
@@ -117,8 +162,8 @@ impl Provider for Scripted {
 
     fn limits(&self) -> Limits {
         Limits {
-            queues: 1,
-            longest_frame: FRAME,
+            queues: QUEUES as u32,
+            longest_frame: self.longest,
             ring_entries: 4096,
             address_mask: u64::MAX,
             buffer_step: 1024,
@@ -134,7 +179,7 @@ impl Provider for Scripted {
     }
 
     fn longest_received(&self) -> u32 {
-        FRAME
+        self.longest
     }
 
     fn mac(&self) -> MacAddress {
@@ -155,16 +200,16 @@ impl Provider for Scripted {
 
     fn set_promiscuous(&mut self, _: bool) {}
 
-    fn start_rx(&mut self, _: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
-        self.start(0, ring, RX_TAIL)
+    fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
+        self.start(queue, RX, ring, RX_TAIL)
     }
 
     fn stop_rx(&mut self, _: u32) -> Result<Stopped, NotStopped> {
         self.stop()
     }
 
-    fn start_tx(&mut self, _: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
-        self.start(1, ring, TX_TAIL)
+    fn start_tx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {
+        self.start(queue, TX, ring, TX_TAIL)
     }
 
     fn stop_tx(&mut self, _: u32) -> Result<Stopped, NotStopped> {

@@ -1,13 +1,20 @@
 //! A transport that counts what is spent in another's calls.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 use failstop::pci::testing::Delegate;
 use failstop::pci::transport::Transport;
 
 /// Counts something that only grows: nanoseconds, instructions.
 pub(super) type Count = fn() -> u64;
+
+/// Nanoseconds since somebody first asked.
+pub(super) fn nanos() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// Passes every call on, and counts what those spent that can reach the kernel or the device.
 #[derive(Debug)]

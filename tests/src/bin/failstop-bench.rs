@@ -2,8 +2,11 @@
 //!
 //! ```text
 //! failstop-bench ladder [ON ROUNDS]     FAILSTOP_DEVICE, or an emulated device without it
+//! failstop-bench round-trip            two emulated devices
+//! failstop-bench life [ROUNDS]         an emulated device
 //! failstop-bench ledger [PAIRS]         FAILSTOP_DEVICE, in a guest that counts instructions
 //! failstop-bench data-path [TURNS]      for callgrind
+//! failstop-bench growth [BURSTS]        for callgrind
 //! failstop-bench faults GO-FILE         FAILSTOP_DEVICE, whose faults begin when the file is there
 //! failstop-bench watch SECONDS WORDS    runs that, or what is compared with it, and ends it in time
 //! ```
@@ -15,9 +18,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use failstop::name::DeviceName;
-use failstop_emulator::{Emulator, Options};
+use failstop_emulator::{Emulator, Options, Running};
 use failstop_pci::testing::Counting;
-use failstop_tests::bench::{Figure, data_path, faults, ladder, ledger, watch};
+use failstop_tests::bench::{
+    Figure, data_path, faults, growth, ladder, ledger, life, round_trip, watch,
+};
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::Failed;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -38,10 +43,15 @@ fn main() -> ExitCode {
     let result = match words.as_slice() {
         [EMULATE, ..] => return failstop_emulator::cli::main_with(env::args_os().skip(1)),
         ["ladder", rest @ ..] => on_ladder(rest),
+        ["round-trip"] => on_round_trip(),
+        ["life", rest @ ..] => on_life(rest),
         ["ledger", rest @ ..] => number(rest.first(), 400)
             .and_then(|pairs| ledger::run(&Fixture::from_environment()?, LEDGER, pairs)),
         ["data-path", rest @ ..] => {
             number(rest.first(), 1000).and_then(|turns| data_path::run(turns).map(|()| Vec::new()))
+        }
+        ["growth", rest @ ..] => {
+            number(rest.first(), 128).and_then(|bursts| growth::run(bursts).map(|()| Vec::new()))
         }
         ["faults", go] => Fixture::from_environment()
             .and_then(|fixture| faults::run(&fixture, Path::new(go)))
@@ -49,7 +59,7 @@ fn main() -> ExitCode {
         ["watch", seconds, rest @ ..] => number(Some(seconds), 0)
             .and_then(|seconds| watch::run(Duration::from_secs(seconds), rest))
             .map(|()| Vec::new()),
-        _ => Err("say ladder, ledger, data-path, faults or watch".into()),
+        _ => Err("say ladder, round-trip, life, ledger, data-path, growth, faults or watch".into()),
     };
     match result {
         Ok(figures) => {
@@ -81,10 +91,28 @@ fn on_ladder(words: &[&str]) -> Result<Vec<Figure>, Failed> {
         let on = words.first().unwrap_or(&"device");
         return ladder::run(&Fixture::from_environment()?, on, LADDER, rounds);
     }
+    let (_emulator, fixture) = emulated()?;
+    ladder::run(&fixture, "vfio-user", LADDER, rounds)
+}
+
+/// An emulated device, in a process of its own.
+fn emulated() -> Result<(Running, Fixture), Failed> {
     let emulator = Emulator::spawn(&[OsString::from(EMULATE)], &Options::default())?;
     let fixture = Fixture {
         device: DeviceName::VfioUser(emulator.socket_path()),
         iommu: Default::default(),
     };
-    ladder::run(&fixture, "vfio-user", LADDER, rounds)
+    Ok((emulator, fixture))
+}
+
+fn on_round_trip() -> Result<Vec<Figure>, Failed> {
+    let (_near, ours) = emulated()?;
+    let (_far, by_hand) = emulated()?;
+    round_trip::run(&ours, &by_hand)
+}
+
+fn on_life(words: &[&str]) -> Result<Vec<Figure>, Failed> {
+    let rounds = number(words.first(), 50)?;
+    let (_emulator, fixture) = emulated()?;
+    life::run(&fixture, "vfio-user", rounds)
 }

@@ -4,6 +4,9 @@
 //! | --- | --- | --- |
 //! | data path | under callgrind, on this machine | instructions of bursts, and of the checks in them |
 //! | ladder | an emulated device, and QEMU's 82576 | broken to bus master off, beside two bare accesses |
+//! | growth | under callgrind, on this machine | instructions of bursts with longer frames, larger rings, more queues |
+//! | round trip | an emulated device | frames that come back in a second, and how late, beside a loop by hand |
+//! | life | an emulated device | open to first packet, close, resident memory |
 //! | ledger | a guest that counts instructions | map and release, beside the bare ioctls |
 //! | bursts | two ports in a guest that counts instructions | bursts, beside DPDK's |
 //! | faults | an emulated device in a guest | freed memory that a device writes, beside DPDK's |
@@ -26,10 +29,14 @@ mod data_path;
 mod emulated;
 mod faults;
 mod figure;
+mod growth;
 mod ladder;
 mod ledger;
+mod life;
+mod plots;
 mod program;
 mod readme;
+mod round_trip;
 mod table;
 
 pub(crate) use bursts::Comparison;
@@ -38,6 +45,9 @@ pub(crate) use figure::{Figure, Measured};
 /// The parts, in the order in which they run.
 const PARTS: &[Part] = &[
     data_path::PART,
+    growth::PART,
+    life::PART,
+    round_trip::PART,
     ladder::HERE,
     ladder::IN_GUEST,
     ledger::PART,
@@ -177,6 +187,8 @@ fn measure(bench: &Bench, only: &[String]) -> Result<Measured> {
             measured.add((part.measure)(bench)?);
         }
     }
+    let plots = plots::draw(&measured.series, &bench.folder)?;
+    measured.files.extend(plots);
     fs::write(
         bench.folder.join("bench.json"),
         serde_json::to_string_pretty(&measured)?,

@@ -1,6 +1,8 @@
 //! The ledger beside the kernel.
 
 use super::Part;
+use super::figure::Measured;
+use super::plots::{Who, lines};
 use super::program::in_guest;
 use crate::vm::{Accelerator, Boot, Kernel, topologies};
 
@@ -10,6 +12,17 @@ pub(super) const PART: Part = Part {
         let boot = Boot::new(Kernel::Small, topologies::find("two-igb")?)
             .accelerator(Accelerator::Counted)
             .cpus(1);
-        Ok(in_guest(boot, bench.program()?, "ledger")?.into())
+        let figures = in_guest(boot, bench.program()?, "ledger")?;
+        let who = [("failstop", Who::Ours), ("the ioctls in it", Who::Beside)];
+        let series = lines(
+            &figures,
+            ("ledger: map and release a page (", " mappings)"),
+            ("ledger", &who),
+            ("live mappings", "instructions, map and release"),
+        );
+        Ok(Measured {
+            series,
+            ..figures.into()
+        })
     },
 };
