@@ -120,16 +120,26 @@ impl Frame {
         offset
     }
 
-    /// Makes this another frame of its region, of `len` bytes.
+    /// Makes this another frame of its region, with as many bytes.
     ///
     /// # Safety
     ///
     /// `offset` is a frame of the same region, counted out of it, which nothing else names; the
-    /// caller has taken the former offset; `len` is at most the frame's capacity.
+    /// caller has taken the former offset.
     #[inline(always)]
-    pub(crate) unsafe fn rename(&mut self, offset: u32, len: u32) {
+    pub(crate) unsafe fn rename(&mut self, offset: u32) {
+        self.offset = offset;
+    }
+
+    /// Sets the length of what was received.
+    ///
+    /// # Safety
+    ///
+    /// `len` is at most the frame's capacity.
+    #[inline(always)]
+    pub(crate) unsafe fn set_received(&mut self, len: u32) {
         debug_assert!(len <= self.capacity());
-        (self.offset, self.len) = (offset, len);
+        self.len = len;
     }
 
     #[inline(always)]

@@ -6,7 +6,6 @@
 )]
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,6 +22,8 @@ use crate::space::{AddressSpace, Mapping, SpaceError};
 
 /// Two 64-bit little-endian words: what the NICs of this driver use as a descriptor.
 type Descriptor = [AtomicU64; 2];
+/// Bytes of a slot, which has the offset of its frame.
+const SLOT: usize = size_of::<u32>();
 
 /// Why a ring was not made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -74,13 +75,16 @@ pub enum NotMade {
 ///
 /// # Invariants
 ///
-/// `words` is the start of `mask + 1` descriptors in `mapping`'s memory, which `self` holds.
-/// `slots` has the offsets of `mask + 1` frames of `region`, each counted out of it and named by
-/// nothing else, so that the region lives.
+/// `words` is the start of `mask + 1` descriptors in `mapping`'s memory, which `self` holds, and
+/// `watched` a word of one of them. `slots` has the offsets of `mask + 1` frames of `region`, each
+/// counted out of it and named by nothing else, so that the region lives. `longest` is at least
+/// [`FRAME_ALIGN`] and at most what a frame of the region holds.
 pub struct ExchangeRing {
     words: NonNull<Descriptor>,
+    watched: NonNull<AtomicU64>,
     slots: Box<[u32]>,
     mask: u32,
+    longest: u32,
     region: NonNull<Region>,
     mapping: ManuallyDrop<Mapping>,
 }
@@ -155,9 +159,15 @@ impl ExchangeRing {
     /// INVARIANT: `mapping` has room for a descriptor for each of `slots`, frames of `region`, which
     /// the ring is counted into.
     fn over(mapping: Mapping, slots: Vec<Frame>, region: NonNull<Region>) -> Self {
+        let words = mapping.memory().base().cast();
+        // SAFETY: the pool's handle keeps the region alive.
+        let longest = unsafe { region.as_ref() }.frame;
         Self {
-            words: mapping.memory().base().cast(),
+            words,
+            // The first word of the first descriptor.
+            watched: words.cast(),
             mask: slots.len() as u32 - 1,
+            longest,
             slots: slots.into_iter().map(Frame::into_offset).collect(),
             region,
             mapping: ManuallyDrop::new(mapping),
@@ -214,6 +224,13 @@ impl ExchangeRing {
         self.shared().frame
     }
 
+    /// Lets the device report at most `longest` bytes of a frame, or what a frame holds, where that
+    /// is less; never less than [`FRAME_ALIGN`].
+    pub fn set_longest(&mut self, longest: u32) {
+        // INVARIANT: no frame holds less than `FRAME_ALIGN`.
+        self.longest = longest.clamp(FRAME_ALIGN, self.frame_size());
+    }
+
     #[inline(always)]
     fn descriptor(&self, index: u32) -> &Descriptor {
         // SAFETY: the index is masked, so within the ring by the invariant.
@@ -229,34 +246,104 @@ impl ExchangeRing {
         u64::from_le(self.descriptor(index)[W].load(Ordering::Relaxed))
     }
 
-    /// Writes every descriptor anew, from the address of the frame in its slot.
-    pub fn write_all(&mut self, descriptor: impl Fn(Iova) -> [u64; 2]) {
-        let mut cursor = self.cursor(0);
-        for _ in 0..=cursor.mask {
-            let [low, high] = descriptor(cursor.slot_iova());
-            cursor.store::<0>(low);
-            cursor.store::<1>(high);
-            cursor.step();
-        }
+    /// Sets one word of the descriptor at `index` (taken modulo the ring's size).
+    #[inline(always)]
+    pub fn set<const W: usize>(&mut self, index: u32, value: u64) {
+        self.descriptor(index)[W].store(value.to_le(), Ordering::Relaxed);
     }
 
-    /// A burst's view of the ring, at `index` (taken modulo the ring's size).
+    /// Lets [`watched`](Self::watched) be that word of the descriptor at `index` (taken modulo the
+    /// ring's size).
     #[inline(always)]
-    pub fn cursor(&mut self, index: u32) -> Cursor<'_> {
+    pub fn watch<const W: usize>(&mut self, index: u32) {
+        // INVARIANT: a word of one of the ring's descriptors.
+        self.watched = NonNull::from(&self.descriptor(index)[W]);
+    }
+
+    /// The word that is watched, as it is now: what a poll looks at first, without finding it.
+    #[inline(always)]
+    #[must_use]
+    pub fn watched(&self) -> u64 {
+        // SAFETY: live by the invariant; atomics promise nothing of what others store.
+        let word = unsafe { self.watched.as_ref() };
+        u64::from_le(word.load(Ordering::Relaxed))
+    }
+
+    /// Orders done bits that were read before what is read afterwards.
+    #[inline(always)]
+    pub fn acquire(&self) {
+        barrier::after_done();
+    }
+
+    /// Where the device finds the frame in the slot at `index` (taken modulo the ring's size).
+    #[must_use]
+    pub fn slot_iova(&self, index: u32) -> Iova {
+        let offset = self.slots[(index & self.mask) as usize];
+        Iova(self.shared().iova() + u64::from(offset))
+    }
+
+    /// Writes the descriptor at `index` (taken modulo the ring's size) anew, from the address of the
+    /// frame in its slot.
+    pub fn write(&mut self, index: u32, descriptor: impl Fn(Iova) -> [u64; 2]) {
+        let [low, high] = descriptor(self.slot_iova(index));
+        self.set::<0>(index, low);
+        self.set::<1>(index, high);
+    }
+
+    /// Writes every descriptor anew, from the address of the frame in its slot.
+    pub fn write_all(&mut self, descriptor: impl Fn(Iova) -> [u64; 2]) {
+        (0..=self.mask).for_each(|index| self.write(index, &descriptor));
+    }
+
+    /// Offers the slots from `index` (taken modulo the ring's size) on, each beside the next of
+    /// `frames`, as many as those are or as there are up to the ring's end, for as long as `take` takes
+    /// them. Returns how many that were.
+    #[inline(always)]
+    pub fn offer(
+        &mut self,
+        index: u32,
+        frames: &mut [Frame],
+        mut take: impl FnMut(&mut Slot<'_>) -> bool,
+    ) -> usize {
+        let first = (index & self.mask) as usize;
+        let count = frames.len().min(self.mask as usize + 1 - first);
+        let (region, longest) = (self.region, self.longest);
         // SAFETY: the region lives by the invariant.
-        let region = unsafe { self.region.as_ref() };
-        let (iova, frame) = (region.iova(), region.frame);
-        Cursor {
-            words: self.words,
-            slots: NonNull::from(&mut *self.slots).cast(),
-            mask: self.mask,
-            at: index,
-            region: self.region,
-            iova,
-            shortest: 0,
-            span: frame,
-            ring: PhantomData,
+        let iova = unsafe { region.as_ref() }.iova();
+        // SAFETY: masked, so within the ring by the invariant; so are `count` descriptors from there.
+        let words = unsafe { self.words.add(first) };
+        let slots = NonNull::from(&mut *self.slots).cast::<u32>();
+        // SAFETY: as many slots as descriptors by the invariant.
+        let slots = unsafe { slots.add(first) };
+        let frames = NonNull::from(frames).cast::<Frame>();
+        // Counted in bytes of slots: of that, a processor's addresses of all three are multiples, and of
+        // an index they are not.
+        let end = count * SLOT;
+        let mut at = 0;
+        while at < end {
+            // SAFETY: less than `count` descriptors on.
+            let descriptor = unsafe { words.byte_add(at * (size_of::<Descriptor>() / SLOT)) };
+            // SAFETY: less than `count` slots on.
+            let mut name = unsafe { slots.byte_add(at) };
+            // SAFETY: less than `count` frames on, which is not more than there are.
+            let mut frame = unsafe { frames.byte_add(at * (size_of::<Frame>() / SLOT)) };
+            let taken = take(&mut Slot {
+                // SAFETY: live by the invariant; atomics promise nothing of what others store.
+                descriptor: unsafe { descriptor.as_ref() },
+                // SAFETY: the ring is borrowed exclusively, and the one before is gone.
+                name: unsafe { name.as_mut() },
+                // SAFETY: the frames are borrowed exclusively, and the one before is gone.
+                frame: unsafe { frame.as_mut() },
+                region,
+                iova,
+                longest,
+            });
+            if !taken {
+                break;
+            }
+            at += SLOT;
         }
+        at / SLOT
     }
 
     fn shared(&self) -> &Region {
@@ -320,147 +407,90 @@ impl fmt::Debug for ExchangeRing {
     }
 }
 
-/// One burst's view of a ring: what it needs in registers, the index masked, no check left.
+/// One slot of a ring, beside a frame of the caller's that can be exchanged for its own.
 ///
 /// # Invariants
 ///
-/// As [`ExchangeRing`]'s, which it borrows. `shortest + span` is at most what a frame of the ring holds: it
-/// stands here, not in the caller's hands, so that no other ring's can be used.
+/// `name` is the slot's, beside `descriptor`: the offset of a frame of `region`, which the device finds
+/// at `iova`. `longest` is as [`ExchangeRing`]'s.
 #[derive(Debug)]
-pub struct Cursor<'r> {
-    words: NonNull<Descriptor>,
-    slots: NonNull<u32>,
-    mask: u32,
-    at: u32,
+pub struct Slot<'a> {
+    descriptor: &'a Descriptor,
+    name: &'a mut u32,
+    frame: &'a mut Frame,
     region: NonNull<Region>,
     iova: u64,
-    shortest: u32,
-    span: u32,
-    ring: PhantomData<&'r mut ExchangeRing>,
+    longest: u32,
 }
 
-impl Cursor<'_> {
-    /// Where it is.
-    #[inline(always)]
-    #[must_use]
-    pub fn at(&self) -> u32 {
-        self.at
-    }
-
-    /// Moves to the next descriptor.
-    #[inline(always)]
-    pub fn step(&mut self) {
-        self.at = self.at.wrapping_add(1);
-    }
-
-    /// Lets the device report from `shortest` (at most [`FRAME_ALIGN`]) to `most` bytes, or what a
-    /// frame holds, where that is less. Before the first [`receive`](Self::receive).
-    #[inline(always)]
-    #[must_use]
-    pub fn lengths(mut self, shortest: u32, most: u32) -> Self {
-        // INVARIANT: no frame holds less than `FRAME_ALIGN`, so that the sum is at most its size.
-        self.shortest = shortest.min(FRAME_ALIGN);
-        self.span = self.span.min(most.max(self.shortest)) - self.shortest;
-        self
-    }
-
-    #[inline(always)]
-    fn index(&self) -> usize {
-        (self.at & self.mask) as usize
-    }
-
-    #[inline(always)]
-    fn descriptor(&self) -> &Descriptor {
-        // SAFETY: the index is masked, so within the ring by the invariant.
-        let at = unsafe { self.words.add(self.index()) };
-        // SAFETY: live by the invariant; atomics promise nothing of what others store.
-        unsafe { at.as_ref() }
-    }
-
+impl Slot<'_> {
     /// One word of the descriptor, as it is now.
     #[inline(always)]
     #[must_use]
     pub fn load<const W: usize>(&self) -> u64 {
-        u64::from_le(self.descriptor()[W].load(Ordering::Relaxed))
+        u64::from_le(self.descriptor[W].load(Ordering::Relaxed))
     }
 
-    /// Sets one word of the descriptor.
+    /// Writes the descriptor.
     #[inline(always)]
-    pub fn store<const W: usize>(&mut self, value: u64) {
-        self.descriptor()[W].store(value.to_le(), Ordering::Relaxed);
+    pub fn post(&mut self, [low, high]: [u64; 2]) {
+        self.descriptor[0].store(low.to_le(), Ordering::Relaxed);
+        self.descriptor[1].store(high.to_le(), Ordering::Relaxed);
     }
 
-    /// Sets one word of the descriptor before this one, which the caller wrote last.
+    /// Bytes of content of the caller's frame.
     #[inline(always)]
-    pub fn store_before<const W: usize>(&mut self, value: u64) {
-        let index = (self.at.wrapping_sub(1) & self.mask) as usize;
-        // SAFETY: the index is masked, so within the ring by the invariant.
-        let at = unsafe { self.words.add(index) };
-        // SAFETY: live by the invariant; atomics promise nothing of what others store.
-        let descriptor = unsafe { at.as_ref() };
-        descriptor[W].store(value.to_le(), Ordering::Relaxed);
-    }
-
-    /// Orders a done bit that was read before what is read afterwards.
-    #[inline(always)]
-    pub fn acquire(&self) {
-        barrier::after_done();
-    }
-
-    #[inline(always)]
-    fn slot(&mut self) -> &mut u32 {
-        // SAFETY: the index is masked, so within the slots by the invariant.
-        let mut at = unsafe { self.slots.add(self.index()) };
-        // SAFETY: the ring is borrowed exclusively.
-        unsafe { at.as_mut() }
-    }
-
-    /// Where the device finds the frame in the slot.
     #[must_use]
-    pub fn slot_iova(&mut self) -> Iova {
-        let offset = *self.slot();
-        Iova(self.iova + u64::from(offset))
+    pub fn frame_len(&self) -> u32 {
+        self.frame.len()
     }
 
-    /// Puts the caller's frame into the slot and gives the one that was there, whose content and
-    /// length mean nothing. Returns where the device finds the new one, and its length. None when
+    /// Puts the caller's frame into the slot and gives the one that was there, whose content means
+    /// nothing, with the length of the caller's. Returns where the device finds the new one. None when
     /// the frame is of another region, which is the caller's error and changes nothing.
     #[inline(always)]
     #[must_use]
-    pub fn exchange(&mut self, frame: &mut Frame) -> Option<(Iova, u32)> {
-        let len = frame.len();
-        Some((self.swap(frame, len)?, len))
+    pub fn exchange(&mut self) -> Option<Iova> {
+        self.is_of_the_region().then(|| self.swap())
     }
 
-    /// Puts the caller's frame into the slot and gives the one that was there, with the length that
-    /// the device reported. A length out of range is the device's error.
+    /// Puts the caller's frame into the slot and gives the one that was there, with the `len` bytes
+    /// that the device reported: at least `shortest` (or [`FRAME_ALIGN`], where that is less), at most
+    /// [the longest](ExchangeRing::set_longest). Another length is the device's error.
     ///
     /// # Errors
     ///
     /// [`Refusal`]; nothing has changed then.
     #[inline(always)]
-    pub fn receive(&mut self, frame: &mut Frame, len: u32) -> Result<Iova, Refusal> {
+    pub fn receive(&mut self, len: u64, shortest: u32) -> Result<Iova, Refusal> {
+        let shortest = shortest.min(FRAME_ALIGN);
+        let span = self.longest - shortest;
         // One compare for both ends: what is too short wraps round.
-        if len.wrapping_sub(self.shortest) > self.span {
+        if len.wrapping_sub(shortest.into()) > span.into() {
             return Err(Refusal::Length);
         }
-        self.swap(frame, len).ok_or(Refusal::Foreign)
+        if !self.is_of_the_region() {
+            return Err(Refusal::Foreign);
+        }
+        let iova = self.swap();
+        // SAFETY: at most `longest`, which a frame of the region holds.
+        unsafe { self.frame.set_received(len as u32) };
+        Ok(iova)
     }
 
-    /// Both frames are of one region, so that their offsets are all that changes hands. `len` is at
-    /// most a frame's capacity.
     #[inline(always)]
-    fn swap(&mut self, frame: &mut Frame, len: u32) -> Option<Iova> {
-        if frame.region() != self.region {
-            return None;
-        }
-        let slot = self.slot();
-        let given = *slot;
-        *slot = frame.offset();
-        let iova = Iova(self.iova + u64::from(frame.offset()));
+    fn is_of_the_region(&self) -> bool {
+        self.frame.region() == self.region
+    }
+
+    /// Both frames are of one region, so that their offsets are all that changes hands.
+    #[inline(always)]
+    fn swap(&mut self) -> Iova {
+        let offset = self.frame.offset();
+        let given = mem::replace(self.name, offset);
         // SAFETY: the slot named `given` until the line above put the frame's own offset there.
-        unsafe { frame.rename(given, len) };
-        Some(iova)
+        unsafe { self.frame.rename(given) };
+        Iova(self.iova + u64::from(offset))
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::slice;
 use std::sync::Arc;
 
 use common::{Bench, PAGE};
@@ -61,13 +62,15 @@ fn a_carried_region_keeps_its_frames_and_gets_a_new_address() {
 
     // The new ring tells the device the new addresses, and that is where it writes.
     let mut ring = ExchangeRing::new(bench.map(1, PAGE), &mut pool, 8).unwrap();
-    let mut cursor = ring.cursor(0);
-    let slot = cursor.slot_iova();
+    let slot = ring.slot_iova(0);
     assert!((region.iova().0..region.iova().0 + 16 * 2048).contains(&slot.0));
     bench.bus_master_on();
     assert!(bench.function.dma_write(slot.0, b"after!"));
     let mut frame = pool.take().unwrap();
-    cursor.receive(&mut frame, 6).unwrap();
+    let taken = ring.offer(0, slice::from_mut(&mut frame), |slot| {
+        slot.receive(6, 0).is_ok()
+    });
+    assert_eq!(taken, 1);
     frame.copy_to(&mut bytes);
     assert_eq!(&bytes, b"after!");
     let (frames, mapping) = ring.dismantle(&bench.proof(1)).unwrap();

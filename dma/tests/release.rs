@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::slice;
 use std::sync::Arc;
 
+use failstop_dma::frame::Frame;
 use failstop_dma::ledger::State;
 use failstop_dma::proof::{Acknowledged, ReleaseProof};
 use failstop_dma::region::{FrameRegion, ReleaseRegion};
@@ -275,14 +277,63 @@ fn foreign_frames_and_false_lengths_are_not_exchanged() {
     let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
     let (mut own, mut foreign) = (pool.take().unwrap(), other.take().unwrap());
     // A limit beyond a frame's size is none.
-    let mut cursor = ring.cursor(0).lengths(14, u32::MAX);
+    ring.set_longest(u32::MAX);
+    let mut receive = |frame: &mut Frame, len| {
+        let mut result = None;
+        let taken = ring.offer(0, slice::from_mut(frame), |slot| {
+            result = Some(slot.receive(len, 14).map(drop));
+            true
+        });
+        assert_eq!(taken, 1);
+        result.unwrap()
+    };
 
-    assert_eq!(cursor.receive(&mut foreign, 60), Err(Refusal::Foreign));
-    for impossible in [0, 13, 2049, u32::MAX] {
-        assert_eq!(cursor.receive(&mut own, impossible), Err(Refusal::Length));
+    assert_eq!(receive(&mut foreign, 60), Err(Refusal::Foreign));
+    for impossible in [0, 13, 2049, u32::MAX.into(), 1 << 32 | 60, u64::MAX] {
+        assert_eq!(receive(&mut own, impossible), Err(Refusal::Length));
     }
-    assert!(cursor.receive(&mut own, 2048).is_ok());
+    assert_eq!(receive(&mut own, 2048), Ok(()));
     assert_eq!(own.len(), 2048);
+}
+
+#[test]
+fn slots_are_offered_up_to_the_rings_end_and_as_long_as_they_are_taken() {
+    let bench = Bench::new();
+    let (_region, mut pool) = region(&bench, 16);
+    let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    let mut frames = pool.take_many(4).unwrap();
+    let mut offered = |index, most| {
+        let mut offered = Vec::new();
+        let taken = ring.offer(index, &mut frames, |slot| {
+            offered.push(slot.exchange().unwrap());
+            slot.post([offered.len() as u64, index.into()]);
+            offered.len() <= most
+        });
+        (taken, offered)
+    };
+
+    let (taken, first) = offered(6, 9);
+    assert_eq!((taken, first.len()), (2, 2));
+    // What was in these slots is the caller's now, and goes back.
+    let (taken, second) = offered(14, 9);
+    assert!(taken == 2 && second != first);
+    assert_eq!(offered(6, 9), (2, first));
+    assert_eq!(offered(0, 3).0, 3);
+    assert_eq!(offered(0, 0).0, 0);
+    assert_eq!((ring.peek::<0>(6), ring.peek::<1>(7)), (1, 6));
+}
+
+#[test]
+fn the_word_that_is_watched_is_that_of_the_descriptor() {
+    let bench = Bench::new();
+    let (_region, mut pool) = region(&bench, 16);
+    let mut ring = ExchangeRing::new(bench.map(1, 4096), &mut pool, 8).unwrap();
+    assert_eq!(ring.watched(), 0);
+    ring.set::<1>(3, 7);
+    ring.watch::<1>(11);
+    assert_eq!(ring.watched(), 7);
+    ring.set::<1>(3, 8);
+    assert_eq!(ring.watched(), 8);
 }
 
 #[test]

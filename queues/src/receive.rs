@@ -8,7 +8,7 @@ use failstop_dma::ring::{ExchangeRing, Refusal};
 use failstop_pci::window::Doorbell;
 
 use crate::completions::Completions;
-use crate::format::RxFormat;
+use crate::format::{NOT_CLEAN, RxFormat};
 use crate::lifecycle::{Cause, Lifecycle};
 
 /// A receive queue's ring and the accounts of it.
@@ -22,14 +22,15 @@ use crate::lifecycle::{Cause, Lifecycle};
 /// head = tail means an empty ring. Every slot, the gap included, holds a frame.
 #[derive(Debug)]
 pub struct Rx<F> {
+    /// Watches the second word of the descriptor at `next`.
     ring: ExchangeRing,
-    next: u32,
-    buffer: u32,
     tail: Doorbell,
     lifecycle: Arc<Lifecycle>,
+    /// Descriptors that completed, all told: where the next one is, modulo the ring's size.
+    next: u64,
     /// Descriptors that the device was given, all told: as of the last time that the tail was rung.
     posted: u64,
-    success: u64,
+    /// Of those that completed.
     errors: u64,
     bytes: u64,
     started: bool,
@@ -48,15 +49,15 @@ impl<F: RxFormat> Rx<F> {
         tail: Doorbell,
         lifecycle: Arc<Lifecycle>,
     ) -> Self {
+        ring.set_longest(buffer);
         ring.write_all(F::post);
+        ring.watch::<1>(0);
         Self {
             ring,
-            next: 0,
-            buffer,
             tail,
             lifecycle,
+            next: 0,
             posted: 0,
-            success: 0,
             errors: 0,
             bytes: 0,
             started: false,
@@ -69,23 +70,38 @@ impl<F: RxFormat> Rx<F> {
     pub fn start(&mut self) {
         if !self.started {
             self.started = true;
-            self.posted = self.ring.mask().into();
-            self.tail.ring(self.ring.mask());
+            self.post();
         }
     }
 
     /// Descriptors that the device has.
     #[inline(always)]
     fn outstanding(&self) -> u64 {
-        self.posted - self.success - self.errors
+        self.posted - self.next
     }
 
     /// Rings for what is posted once more, after the device was reset under the queue.
     #[cold]
     pub fn ring_again(&self) {
         if self.started && !self.lifecycle.is_broken() {
-            self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
+            self.ring_tail();
         }
+    }
+
+    /// The tail is the gap, behind the last descriptor that is the device's.
+    #[inline(always)]
+    fn ring_tail(&self) {
+        self.tail.ring(self.posted as u32 & self.ring.mask());
+    }
+
+    /// Whether a burst would find nothing on a device that is not broken.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        if F::is_done(self.ring.watched()) {
+            return false;
+        }
+        !self.lifecycle.is_broken()
     }
 
     /// Exchanges up to `frames.len()` empty frames for received ones, and returns how many: the
@@ -96,14 +112,11 @@ impl<F: RxFormat> Rx<F> {
     /// is in, by the first burst that then finds nothing (R7).
     #[inline(always)]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
-        // Peeked first, so that an empty poll has no prologue.
-        if F::is_done(self.ring.peek::<1>(self.next)) {
-            self.exchange(frames)
-        } else if self.lifecycle.is_broken() {
-            self.sweep(frames)
-        } else {
-            0
+        let received = self.exchange(frames);
+        if received == 0 && self.lifecycle.is_broken() {
+            return self.sweep(frames);
         }
+        received
     }
 
     /// A burst that found nothing on a broken device.
@@ -120,93 +133,105 @@ impl<F: RxFormat> Rx<F> {
         received
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn exchange(&mut self, frames: &mut [Frame]) -> usize {
         if self.ended {
             return 0;
         }
         let first = self.next;
         // A ring's gap, and on a broken device every slot behind the tail, is not the device's.
-        let outstanding = self.outstanding() as usize;
-        let most = frames.len().min(outstanding);
+        let most = frames.len().min(self.outstanding() as usize);
         let frames = frames.get_mut(..most).unwrap_or_default();
-        let mut cursor = self.ring.cursor(first).lengths(F::SHORTEST, self.buffer);
-        let mut bytes = 0;
-        // Each check leaves by a jump of its own: joined, they cost two instructions more per packet.
-        let odd = 'burst: {
-            for frame in frames.iter_mut() {
-                let word = cursor.load::<1>();
-                // What is clean is done: whether it is the one or the other matters at the end only.
-                if !F::is_clean(word) {
-                    break 'burst F::is_done(word);
-                }
-                cursor.acquire();
-                let len = F::len(word);
-                let Ok(iova) = cursor.receive(frame, len) else {
-                    break 'burst true;
-                };
-                let [low, high] = F::post(iova);
-                cursor.store::<0>(low);
-                cursor.store::<1>(high);
-                cursor.step();
-                bytes += u64::from(len);
-            }
-            false
-        };
-        self.next = cursor.at();
-        self.bytes += bytes;
-        let mut received = self.next.wrapping_sub(first) as usize;
-        self.success += received as u64;
-        if odd {
-            received += self.odd(frames.get_mut(received..).unwrap_or_default());
+        let mut received = self.take(frames);
+        if received < most && F::is_done(self.ring.watched()) {
+            received += self.take_rest(frames.get_mut(received..).unwrap_or_default());
         }
+        // The caller reads what the done bits vouch for.
+        self.ring.acquire();
         // The gap, which the device was not given, lies behind the last that it was: a device that
         // runs on beyond the tail is seen before the gap is posted, and the done bit with it.
-        if F::is_done(self.ring.peek::<1>(first.wrapping_add(outstanding as u32))) {
+        if F::is_done(self.ring.peek::<1>(self.posted as u32)) {
             self.impossible("a receive descriptor that was never posted is done");
         }
         if self.next != first {
-            self.post(first);
+            self.post();
         }
         received
     }
 
-    /// Gives the device the descriptors from `first` to `next`; nothing on a broken one.
+    /// Takes what is there and clean, as far as the ring's end.
     #[inline(always)]
-    fn post(&mut self, first: u32) {
+    fn take(&mut self, frames: &mut [Frame]) -> usize {
+        // A ring full of frames has fewer bytes than 32 bits can count.
+        let mut bytes = 0u32;
+        let taken = self.ring.offer(self.next as u32, frames, |slot| {
+            let word = slot.load::<1>();
+            let len = F::clean_len(word);
+            let Ok(iova) = slot.receive(len, F::SHORTEST) else {
+                return false;
+            };
+            slot.post(F::post(iova));
+            bytes = bytes.wrapping_add(len as u32);
+            true
+        });
+        self.bytes += u64::from(bytes);
+        self.advance(taken);
+        taken
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, taken: usize) {
+        self.next += taken as u64;
+        self.ring.watch::<1>(self.next as u32);
+    }
+
+    /// A burst goes on at the ring's start, or at what it does not take in its stride.
+    #[cold]
+    #[inline(never)]
+    fn take_rest(&mut self, frames: &mut [Frame]) -> usize {
+        let taken = self.take(frames);
+        taken + self.take_odd(frames.get_mut(taken..).unwrap_or_default())
+    }
+
+    /// Gives the device every descriptor that it does not have but one, the gap; nothing on a broken
+    /// one.
+    #[inline(always)]
+    fn post(&mut self) {
         if self.lifecycle.is_broken() {
             return;
         }
-        self.posted += u64::from(self.next.wrapping_sub(first));
-        self.tail.ring(self.next.wrapping_sub(1) & self.ring.mask());
+        self.posted = self.next + u64::from(self.ring.mask());
+        self.ring_tail();
     }
 
     /// What the burst does not take in its stride, one descriptor at a time: frames in error,
     /// values that cannot be, and the caller's frames of another region. The descriptor is read
     /// anew, and what it says now is what counts. Rings nothing.
-    #[cold]
-    #[inline(never)]
-    fn odd(&mut self, frames: &mut [Frame]) -> usize {
+    fn take_odd(&mut self, frames: &mut [Frame]) -> usize {
         let mut received = 0;
         // A device that reports nothing but errors does not keep us here [R8].
         for _ in 0..self.outstanding() {
-            let Some(frame) = frames.get_mut(received) else {
-                break;
-            };
-            let mut cursor = self
-                .ring
-                .cursor(self.next)
-                .lengths(F::SHORTEST, self.buffer);
-            let word = cursor.load::<1>();
-            if !F::is_done(word) {
+            let word = self.ring.watched();
+            let rest = frames.get_mut(received..).unwrap_or_default();
+            if !F::is_done(word) || rest.is_empty() {
                 break;
             }
-            cursor.acquire();
-            let offered = if F::is_clean(word) {
-                match cursor.receive(frame, F::len(word)) {
-                    Ok(iova) => iova,
-                    Err(Refusal::Foreign) => break,
-                    Err(Refusal::Length) => {
+            let at = self.next as u32;
+            let len = F::clean_len(word);
+            if len < NOT_CLEAN {
+                let mut refusal = None;
+                let rest = rest.get_mut(..1).unwrap_or_default();
+                received += self.ring.offer(at, rest, |slot| {
+                    refusal = slot
+                        .receive(len, F::SHORTEST)
+                        .map(|iova| slot.post(F::post(iova)))
+                        .err();
+                    refusal.is_none()
+                });
+                match refusal {
+                    None => self.bytes += len,
+                    Some(Refusal::Foreign) => break,
+                    Some(Refusal::Length) => {
                         self.impossible(
                             "a received length beyond the buffer, or shorter than a frame",
                         );
@@ -215,22 +240,13 @@ impl<F: RxFormat> Rx<F> {
                 }
             } else if F::is_error(word) && word != u64::MAX {
                 // One frame's error is that frame's [R9]; the slot's is offered again.
-                cursor.slot_iova()
+                self.ring.write(at, F::post);
+                self.errors += 1;
             } else {
                 self.impossible("a receive descriptor that is done and reports neither a whole frame nor an error");
                 break;
-            };
-            let [low, high] = F::post(offered);
-            cursor.store::<0>(low);
-            cursor.store::<1>(high);
-            self.next = self.next.wrapping_add(1);
-            if F::is_clean(word) {
-                received += 1;
-                self.success += 1;
-                self.bytes += u64::from(F::len(word));
-            } else {
-                self.errors += 1;
             }
+            self.advance(1);
         }
         received
     }
@@ -246,18 +262,17 @@ impl<F: RxFormat> Rx<F> {
     /// Whether a burst would find something.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.ended && F::is_done(self.ring.peek::<1>(self.next))
+        !self.ended && F::is_done(self.ring.watched())
     }
 
     /// The accounts: each descriptor that is done was posted, and its slot was posted again, unless
     /// the device was broken then.
     #[must_use]
     pub fn completions(&self) -> Completions {
-        let (success, error) = (self.success, self.errors);
         let completions = Completions {
             posted: self.posted,
-            success,
-            error,
+            success: self.next - self.errors,
+            error: self.errors,
             ..Completions::default()
         };
         if self.ended {

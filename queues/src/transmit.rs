@@ -15,6 +15,7 @@ use crate::lifecycle::Lifecycle;
 /// Every so many descriptors one asks for a report, and so does the last of each burst: a power
 /// of two.
 pub const REPORT: u32 = 32;
+const LAST: u64 = REPORT as u64 - 1;
 
 /// A transmit queue's ring and the accounts of it.
 ///
@@ -28,12 +29,14 @@ pub const REPORT: u32 = 32;
 #[derive(Debug)]
 pub struct Tx<F> {
     ring: ExchangeRing,
-    head: u32,
-    tail: u32,
-    longest: u32,
     bell: Doorbell,
     lifecycle: Arc<Lifecycle>,
-    posted: u64,
+    /// Descriptors that are known to be done, all told: modulo the ring's size, where the device is.
+    head: u64,
+    /// Descriptors that were posted, all told: modulo the ring's size, where the next one goes.
+    tail: u64,
+    /// How many bytes more than the shortest frame the longest has.
+    span: u32,
     bytes: u64,
     refused: u64,
     /// Flushed: no slot is looked at again.
@@ -51,18 +54,16 @@ impl<F: TxFormat> Tx<F> {
         bell: Doorbell,
         lifecycle: Arc<Lifecycle>,
     ) -> Self {
-        let (posted, bytes, refused) = (0, 0, 0);
-        let (head, tail) = (0, 0);
         Self {
             ring,
-            head,
-            tail,
-            longest,
             bell,
             lifecycle,
-            posted,
-            bytes,
-            refused,
+            head: 0,
+            tail: 0,
+            // A descriptor has 16 bits for it.
+            span: longest.min(u16::MAX.into()).saturating_sub(F::SHORTEST),
+            bytes: 0,
+            refused: 0,
             ended: false,
             format: PhantomData,
         }
@@ -73,65 +74,84 @@ impl<F: TxFormat> Tx<F> {
     ///
     /// A frame that is too short or too long for the device, or of another memory region than the
     /// ring's, ends the burst at that frame and is counted ([`Tx::refused`]).
-    #[inline(never)]
+    #[inline(always)]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
         if self.lifecycle.is_broken() {
             self.reap();
             return 0;
         }
         let room = self.room(frames.len());
-        let mut cursor = self.ring.cursor(self.tail);
-        let span = self.longest.wrapping_sub(F::SHORTEST);
-        let mut bytes = 0;
-        let mut refused = false;
-        let mut rest = frames.get_mut(..room).unwrap_or_default();
-        while !rest.is_empty() && !refused {
-            // Up to where a report is due, so that no frame has to ask.
-            let due = REPORT - cursor.at() % REPORT;
-            let (now, later) = rest.split_at_mut(rest.len().min(due as usize));
-            rest = later;
-            let first = cursor.at();
-            let mut last = 0;
-            for frame in now {
-                if frame.len().wrapping_sub(F::SHORTEST) > span {
-                    refused = true;
+        let frames = frames.get_mut(..room).unwrap_or_default();
+        let mut sent = self.post(frames);
+        if sent < room {
+            sent += self.post_rest(frames.get_mut(sent..).unwrap_or_default());
+        }
+        if sent > 0 {
+            self.ring_tail();
+        }
+        sent
+    }
+
+    /// Posts up to where a report is due, and lets the last report. Stops at a frame that is refused.
+    #[inline(always)]
+    fn post(&mut self, frames: &mut [Frame]) -> usize {
+        let due = REPORT as usize - self.tail as usize % REPORT as usize;
+        let most = frames.len().min(due);
+        let frames = frames.get_mut(..most).unwrap_or_default();
+        // A ring full of frames has fewer bytes than 32 bits can count.
+        let mut bytes = 0u32;
+        let span = self.span;
+        let posted = self.ring.offer(self.tail as u32, frames, |slot| {
+            let len = slot.frame_len();
+            // One compare for both ends: what is too short wraps round.
+            if len.wrapping_sub(F::SHORTEST) > span {
+                return false;
+            }
+            let Some(iova) = slot.exchange() else {
+                return false;
+            };
+            slot.post(F::post(iova, len, false));
+            bytes = bytes.wrapping_add(len);
+            true
+        });
+        if let Some(last) = frames.get(..posted).and_then(<[Frame]>::last) {
+            self.bytes += u64::from(bytes);
+            self.tail += posted as u64;
+            // Its second word again, from what was posted, never read back: an exchange leaves the
+            // caller's frame its length.
+            let [_, high] = F::post(Iova::default(), last.len(), true);
+            self.ring.set::<1>((self.tail - 1) as u32, high);
+        }
+        posted
+    }
+
+    /// A burst goes on after a report, or ends at a frame that is refused.
+    #[inline(never)]
+    fn post_rest(&mut self, frames: &mut [Frame]) -> usize {
+        let mut posted = 0;
+        while let Some(rest) = frames.get_mut(posted..).filter(|rest| !rest.is_empty()) {
+            match self.post(rest) {
+                0 => {
+                    self.refused += 1;
                     break;
                 }
-                let Some((iova, len)) = cursor.exchange(frame) else {
-                    refused = true;
-                    break;
-                };
-                let [low, high] = F::post(iova, len, false);
-                cursor.store::<0>(low);
-                cursor.store::<1>(high);
-                cursor.step();
-                bytes += u64::from(len);
-                last = len;
-            }
-            if cursor.at() != first {
-                // The last reports: its second word again, from what was posted, never read back.
-                let [_, high] = F::post(Iova::default(), last, true);
-                cursor.store_before::<1>(high);
+                more => posted += more,
             }
         }
-        let at = cursor.at();
-        let sent = at.wrapping_sub(self.tail);
-        self.tail = at;
-        self.posted += u64::from(sent);
-        self.bytes += bytes;
-        self.refused += u64::from(refused);
-        if sent > 0 {
-            self.bell.ring(at & self.ring.mask());
-        }
-        sent as usize
+        posted
     }
 
     /// Rings for what is posted once more, after the device was reset under the queue.
     #[cold]
     pub fn ring_again(&self) {
         if !self.lifecycle.is_broken() {
-            self.bell.ring(self.tail & self.ring.mask());
+            self.ring_tail();
         }
+    }
+
+    #[inline(always)]
+    fn ring_tail(&self) {
+        self.bell.ring(self.tail());
     }
 
     /// Descriptors that can be posted now, at most `wanted`.
@@ -145,7 +165,7 @@ impl<F: TxFormat> Tx<F> {
 
     #[inline(always)]
     fn idle(&self) -> usize {
-        (self.ring.mask() - self.tail.wrapping_sub(self.head)) as usize
+        (u64::from(self.ring.mask()) - (self.tail - self.head)) as usize
     }
 
     /// Looks which frames were sent. Bursts do so themselves when they need the room. On a broken
@@ -166,34 +186,37 @@ impl<F: TxFormat> Tx<F> {
             return;
         }
         // The last of a burst reports: where it is done, everything is.
-        if F::is_done(self.ring.peek::<1>(self.tail.wrapping_sub(1))) {
+        if self.is_done(self.tail - 1) {
             self.head = self.tail;
             return;
         }
-        while self.tail.wrapping_sub(self.head) >= REPORT {
-            let report = self.head | (REPORT - 1);
-            if report.wrapping_sub(self.head) >= self.tail.wrapping_sub(self.head)
-                || !F::is_done(self.ring.peek::<1>(report))
-            {
+        loop {
+            let report = self.head | LAST;
+            if report >= self.tail || !self.is_done(report) {
                 break;
             }
-            self.head = report.wrapping_add(1);
+            self.head = report + 1;
         }
     }
 
+    #[inline(always)]
+    fn is_done(&self, at: u64) -> bool {
+        F::is_done(self.ring.peek::<1>(at as u32))
+    }
+
     /// Where the device's head register stands once it has taken every descriptor.
+    #[inline(always)]
     #[must_use]
     pub fn tail(&self) -> u32 {
-        self.tail & self.ring.mask()
+        self.tail as u32 & self.ring.mask()
     }
 
     /// The accounts, as of the last [`Tx::reap`] or burst.
     #[must_use]
     pub fn completions(&self) -> Completions {
-        let outstanding = u64::from(self.tail.wrapping_sub(self.head));
         let completions = Completions {
-            posted: self.posted,
-            success: self.posted - outstanding,
+            posted: self.tail,
+            success: self.head,
             error: 0,
             ..Completions::default()
         };

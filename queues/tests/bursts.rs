@@ -19,7 +19,7 @@ use failstop_pci::testing::{FakeFunction, limits_39_bits};
 use failstop_pci::transport::Transport;
 use failstop_pci::window::{StopBit, Window};
 use failstop_queues::completions::Completions;
-use failstop_queues::format::{RxFormat, TxFormat};
+use failstop_queues::format::{RxFormat, TxFormat, clean_len};
 use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 use failstop_queues::receive::Rx;
 use failstop_queues::transmit::Tx;
@@ -42,16 +42,12 @@ impl RxFormat for Toy {
         word & 1 != 0
     }
 
-    fn is_clean(word: u64) -> bool {
-        word & 0x8000_0003 == 3
+    fn clean_len(word: u64) -> u64 {
+        clean_len(word, 0x8000_0003, 3)
     }
 
     fn is_error(word: u64) -> bool {
         word & 0x8000_0002 == 0x8000_0002
-    }
-
-    fn len(word: u64) -> u32 {
-        (word >> 32) as u32 & 0xffff
     }
 }
 
@@ -209,6 +205,35 @@ fn received_frames_are_exchanged_and_their_slots_posted_again() {
 }
 
 #[test]
+fn a_burst_over_the_rings_end_is_one_burst() {
+    let (mut bench, mut rx) = Bench::rx();
+    let mut frames = bench.frames(60, 0);
+    (0..60).for_each(|index| bench.write(index, received(60)));
+    assert_eq!(rx.burst(&mut frames), 60);
+    (60..70).for_each(|index| bench.write(index, received(u64::from(index))));
+
+    assert_eq!(rx.burst(&mut frames), 10);
+
+    let lengths: Vec<_> = frames.iter().take(11).map(Frame::len).collect();
+    assert_eq!(lengths, [60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 60]);
+    assert_eq!(bench.tail(), 69 % ENTRIES);
+    assert_eq!(rx.bytes(), 60 * 60 + (60..70).sum::<u64>());
+    assert_eq!(rx.completions().success, 70);
+}
+
+#[test]
+fn a_queue_is_idle_until_a_descriptor_is_done_or_the_device_broken() {
+    let (mut bench, mut rx) = Bench::rx();
+    assert!(rx.is_idle());
+    bench.write(0, received(60));
+    assert!(!rx.is_idle());
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 1);
+    assert!(rx.is_idle());
+    bench.lifecycle.mark_broken(Cause::User);
+    assert!(!rx.is_idle());
+}
+
+#[test]
 fn a_burst_takes_no_more_than_there_is_room_for() {
     let (mut bench, mut rx) = Bench::rx();
     (0..5).for_each(|index| bench.write(index, received(60)));
@@ -354,6 +379,34 @@ fn the_last_of_a_burst_asks_for_a_report_and_completes_all_of_it() {
             ..Completions::default()
         }
     );
+}
+
+#[test]
+fn a_burst_over_the_rings_end_asks_for_a_report_where_one_is_due_and_at_its_own_end() {
+    let (mut bench, mut tx) = Bench::tx();
+    assert_eq!(tx.burst(&mut bench.frames(60, 60)), 60);
+    bench.write(59, 1 << 32);
+
+    assert_eq!(tx.burst(&mut bench.frames(10, 61)), 10);
+
+    let asks: Vec<_> = (0..70).map(|index| bench.word(index)).collect();
+    let asked = (0..64).filter(|&index| asks[index] == 1);
+    assert_eq!(asked.collect::<Vec<_>>(), [5, 31, 63]);
+    assert_eq!(bench.tail(), 70 % ENTRIES);
+    assert_eq!(tx.bytes(), 60 * 60 + 10 * 61);
+    bench.write(69, 1 << 32);
+    tx.reap();
+    assert_eq!(tx.completions().success, 70);
+}
+
+#[test]
+fn a_frame_that_is_refused_behind_a_report_is_counted_once() {
+    let (mut bench, mut tx) = Bench::tx();
+    let mut frames = bench.frames(40, 60);
+    frames[32].set_len(0).unwrap();
+    assert_eq!(tx.burst(&mut frames), 32);
+    assert_eq!(tx.refused(), 1);
+    assert_eq!(bench.tail(), 32);
 }
 
 #[test]

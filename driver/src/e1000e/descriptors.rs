@@ -180,6 +180,15 @@ impl TxLegacy {
         }
     }
 
+    /// The two words of such a descriptor, in memory order, for a `length` of at most 65535: what is
+    /// beyond spills into other fields.
+    #[must_use]
+    #[inline(always)]
+    pub const fn whole_words(address: u64, length: u32, report: bool) -> [u64; 2] {
+        let [address, fixed] = Self::whole(address, 0, report).words();
+        [address, fixed.wrapping_add(length as u64)]
+    }
+
     /// Its two words, in memory order.
     #[must_use]
     #[inline(always)]
@@ -242,6 +251,16 @@ mod tests {
             bytes(TxLegacy::whole(0x1234_5678_9ABC, 60, true).words()),
             LEGACY
         );
+    }
+
+    #[test]
+    fn a_whole_frame_s_words_are_those_of_its_descriptor() {
+        for (length, report) in [(17, false), (60, true), (0xFFFF, true)] {
+            assert_eq!(
+                TxLegacy::whole_words(0x1234_5678_9ABC, length.into(), report),
+                TxLegacy::whole(0x1234_5678_9ABC, length, report).words()
+            );
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The family's descriptors, as the rings see them.
 
 use failstop_dma::iova::Iova;
-use failstop_queues::format::{RxFormat, TxFormat};
+use failstop_queues::format::{RxFormat, TxFormat, clean_len};
 
 use super::descriptors::{RxDone, RxErrors, RxRead, RxStatus, TxDone, TxLegacy};
 
@@ -13,9 +13,9 @@ pub struct Extended;
 #[derive(Debug)]
 pub struct Legacy;
 
-const DONE: u64 = RxStatus::DD.bits() as u64;
-const WHOLE: u64 = RxStatus::EOP.bits() as u64;
-const ERRORS: u64 = RxErrors::FRAME.bits() as u64;
+const DONE: u32 = RxStatus::DD.bits();
+const WHOLE: u32 = RxStatus::EOP.bits();
+const ERRORS: u32 = RxErrors::FRAME.bits();
 
 impl RxFormat for Extended {
     #[inline(always)]
@@ -29,18 +29,13 @@ impl RxFormat for Extended {
     }
 
     #[inline(always)]
-    fn is_clean(word: u64) -> bool {
-        word & (DONE | WHOLE | ERRORS) == DONE | WHOLE
+    fn clean_len(word: u64) -> u64 {
+        clean_len(word, DONE | WHOLE | ERRORS, DONE | WHOLE)
     }
 
     #[inline(always)]
     fn is_error(word: u64) -> bool {
-        word & WHOLE != 0 && word & ERRORS != 0
-    }
-
-    #[inline(always)]
-    fn len(word: u64) -> u32 {
-        RxDone(word).length().into()
+        word as u32 & WHOLE != 0 && word as u32 & ERRORS != 0
     }
 }
 
@@ -50,8 +45,7 @@ impl TxFormat for Legacy {
 
     #[inline(always)]
     fn post(iova: Iova, len: u32, report: bool) -> [u64; 2] {
-        // At most `longest_frame` by the ring's own check, so that 16 bits hold it.
-        TxLegacy::whole(iova.0, len as u16, report).words()
+        TxLegacy::whole_words(iova.0, len, report)
     }
 
     #[inline(always)]
@@ -62,19 +56,21 @@ impl TxFormat for Legacy {
 
 #[cfg(test)]
 mod tests {
+    use failstop_queues::format::NOT_CLEAN;
+
     use super::*;
 
     const FRAME: u64 = 0x0000_003C_0000_0003;
 
     #[test]
     fn a_whole_frame_is_clean() {
-        assert!(Extended::is_clean(FRAME) && !Extended::is_error(FRAME));
-        assert_eq!(Extended::len(FRAME), 60);
+        assert_eq!(Extended::clean_len(FRAME), 60);
+        assert!(!Extended::is_error(FRAME));
     }
 
     #[test]
     fn a_wrong_tcp_checksum_leaves_the_frame_clean() {
-        assert!(Extended::is_clean(FRAME | 1 << 29));
+        assert_eq!(Extended::clean_len(FRAME | 1 << 29), 60);
     }
 
     #[test]
@@ -82,7 +78,7 @@ mod tests {
         for bit in [24, 25, 26, 28, 31] {
             let word = FRAME | 1 << bit;
             assert!(
-                Extended::is_error(word) && !Extended::is_clean(word),
+                Extended::is_error(word) && Extended::clean_len(word) >= NOT_CLEAN,
                 "{bit}"
             );
         }
@@ -91,7 +87,7 @@ mod tests {
     #[test]
     fn a_part_of_a_frame_is_neither_clean_nor_an_error() {
         let part = 0x0000_0800_0000_0001;
-        assert!(!Extended::is_clean(part) && !Extended::is_error(part));
+        assert!(Extended::clean_len(part) >= NOT_CLEAN && !Extended::is_error(part));
     }
 
     #[test]

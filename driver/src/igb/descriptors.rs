@@ -279,6 +279,17 @@ impl TxData {
         }
     }
 
+    /// The two words of such a descriptor, in memory order, for a `length` of at most 65535: what is
+    /// beyond spills into other fields.
+    #[must_use]
+    #[inline(always)]
+    pub const fn whole_words(address: u64, length: u32, report: bool) -> [u64; 2] {
+        let [address, fixed] = Self::whole(address, 0, report).words();
+        // DTALEN and PAYLEN, both at once.
+        let lengths = length as u64 | (length as u64) << 46;
+        [address, fixed.wrapping_add(lengths)]
+    }
+
     /// Its two words, in memory order.
     #[must_use]
     #[inline(always)]
@@ -444,6 +455,16 @@ mod tests {
             bytes(TxData::whole(0x1234_5678_9ABC, 60, true).words()),
             DATA
         );
+    }
+
+    #[test]
+    fn a_whole_frame_s_words_are_those_of_its_descriptor() {
+        for (length, report) in [(17, false), (60, true), (9724, false), (0xFFFF, true)] {
+            assert_eq!(
+                TxData::whole_words(0x1234_5678_9ABC, length.into(), report),
+                TxData::whole(0x1234_5678_9ABC, length, report).words()
+            );
+        }
     }
 
     #[test]

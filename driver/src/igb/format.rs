@@ -1,7 +1,7 @@
 //! The family's descriptors, as the rings see them.
 
 use failstop_dma::iova::Iova;
-use failstop_queues::format::{RxFormat, TxFormat};
+use failstop_queues::format::{RxFormat, TxFormat, clean_len};
 
 use super::descriptors::{RxDone, RxErrors, RxRead, RxStatus, TxData, TxDone};
 
@@ -9,9 +9,9 @@ use super::descriptors::{RxDone, RxErrors, RxRead, RxStatus, TxData, TxDone};
 #[derive(Debug)]
 pub struct Advanced;
 
-const DONE: u64 = RxStatus::DD.bits() as u64;
-const WHOLE: u64 = RxStatus::EOP.bits() as u64;
-const ERROR: u64 = RxErrors::RXE.bits() as u64;
+const DONE: u32 = RxStatus::DD.bits();
+const WHOLE: u32 = RxStatus::EOP.bits();
+const ERROR: u32 = RxErrors::RXE.bits();
 
 impl RxFormat for Advanced {
     #[inline(always)]
@@ -25,18 +25,13 @@ impl RxFormat for Advanced {
     }
 
     #[inline(always)]
-    fn is_clean(word: u64) -> bool {
-        word & (DONE | WHOLE | ERROR) == DONE | WHOLE
+    fn clean_len(word: u64) -> u64 {
+        clean_len(word, DONE | WHOLE | ERROR, DONE | WHOLE)
     }
 
     #[inline(always)]
     fn is_error(word: u64) -> bool {
-        word & (WHOLE | ERROR) == WHOLE | ERROR
-    }
-
-    #[inline(always)]
-    fn len(word: u64) -> u32 {
-        RxDone(word).length().into()
+        word as u32 & (WHOLE | ERROR) == WHOLE | ERROR
     }
 }
 
@@ -46,8 +41,7 @@ impl TxFormat for Advanced {
 
     #[inline(always)]
     fn post(iova: Iova, len: u32, report: bool) -> [u64; 2] {
-        // At most `longest_frame` by the ring's own check, so that 16 bits hold it.
-        TxData::whole(iova.0, len as u16, report).words()
+        TxData::whole_words(iova.0, len, report)
     }
 
     #[inline(always)]

@@ -44,9 +44,15 @@ impl Restarts {
         Self { count, seen }
     }
 
-    /// True once after each such reset. Two loads, a store and a comparison.
+    /// True until [`Self::take`] after each such reset. Three loads and a comparison.
     #[inline(always)]
     fn is_due(&self) -> bool {
+        self.seen.get() != self.count.load(Ordering::Acquire)
+    }
+
+    /// True once after each such reset.
+    #[inline(always)]
+    fn take(&self) -> bool {
         let now = self.count.load(Ordering::Acquire);
         self.seen.replace(now) != now
     }
@@ -92,6 +98,15 @@ impl RxRing {
         each_rx!(self, rx => rx.start());
     }
 
+    /// As [`Rx::is_idle`], with no doorbell lost.
+    #[inline(always)]
+    pub(super) fn is_idle(&self) -> bool {
+        match self {
+            Self::Advanced(rx) => rx.is_idle(),
+            Self::Extended(rx, restarts) => rx.is_idle() && !restarts.is_due(),
+        }
+    }
+
     /// As [`Rx::burst`].
     #[inline(always)]
     pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
@@ -103,7 +118,7 @@ impl RxRing {
     #[inline(always)]
     fn catch_up(&self) {
         if let Self::Extended(rx, restarts) = self
-            && restarts.is_due()
+            && restarts.take()
         {
             rx.ring_again();
         }
@@ -178,7 +193,7 @@ impl TxRing {
     }
 
     /// As [`Tx::burst`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn burst(&mut self, frames: &mut [Frame]) -> usize {
         self.catch_up();
         each_tx!(self, tx => tx.burst(frames))
@@ -188,7 +203,7 @@ impl TxRing {
     #[inline(always)]
     fn catch_up(&self) {
         if let Self::Legacy(tx, restarts) = self
-            && restarts.is_due()
+            && restarts.take()
         {
             tx.ring_again();
         }

@@ -80,9 +80,26 @@ impl Owned<Pd> {
 
 impl Rq {
     /// Exchanges up to `frames.len()` empty frames for received ones; the first so many are full.
-    #[inline(always)]
+    #[inline]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
-        // No closure, which a second caller would make a function of its own: an empty poll has none.
+        if self.is_idle() {
+            return 0;
+        }
+        self.receive(frames)
+    }
+
+    /// Whether a burst would find nothing, and nothing else is to be done.
+    #[inline(always)]
+    pub(crate) fn is_idle(&self) -> bool {
+        match &self.rx {
+            Some(rx) => rx.is_idle(),
+            None => false,
+        }
+    }
+
+    /// A burst that does not look first whether the queue is idle.
+    #[inline(always)]
+    pub(crate) fn receive(&mut self, frames: &mut [Frame]) -> usize {
         match &mut self.rx {
             Some(rx) => rx.burst(frames),
             None => 0,

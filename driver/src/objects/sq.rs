@@ -52,9 +52,12 @@ impl Owned<Pd> {
 impl Sq {
     /// Exchanges frames to send for as many that were sent, from the front of `frames`; returns
     /// how many.
-    #[inline]
+    #[inline(always)]
     pub fn burst(&mut self, frames: &mut [Frame]) -> usize {
-        self.tx.as_mut().map_or(0, |tx| tx.burst(frames))
+        match &mut self.tx {
+            Some(tx) => tx.burst(frames),
+            None => 0,
+        }
     }
 
     /// Whether its requests were flushed: nothing comes of it any more.

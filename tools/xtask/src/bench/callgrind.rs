@@ -39,15 +39,18 @@ struct Check {
 const CHECKS: [Check; 2] = [
     Check {
         name: "is the device broken",
-        lines: &["if self.lifecycle.is_broken()"],
+        lines: &[
+            "if self.lifecycle.is_broken()",
+            "        !self.lifecycle.is_broken()",
+        ],
         per_burst: true,
         limit: 4.0,
     },
     Check {
         name: "is the device's word done and possible",
         lines: &[
-            "if !F::is_clean(word)",
-            "if len.wrapping_sub(self.shortest) > self.span",
+            "let len = F::clean_len(word);",
+            "if len.wrapping_sub(shortest.into()) > span.into()",
         ],
         per_burst: false,
         // Six to validate it. Whether it is done, which a poll asks anyway, comes with the same compare.
