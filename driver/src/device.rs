@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -26,16 +26,19 @@ use crate::families::{self, Driver};
 use crate::flight::{Control, Flight};
 use crate::ladder::{Deadlines, Function, RevocationReport};
 use crate::life::{Life, Tally};
+use crate::name::last_resort;
 use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistics};
 use crate::watch::{self, Removal, Watch};
 
 mod closing;
+mod glance;
 mod opening;
 mod recovered;
 mod recovery;
 
 pub use closing::CloseReport;
 pub(crate) use closing::{end_life, out_of_reach};
+pub use glance::{Glance, Seen};
 use opening::{Bound, Reset};
 pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
 pub use recovery::RecoverError;
@@ -76,7 +79,8 @@ pub enum DeviceError {
     /// None of its resets shows that it took place: what its last owner started may go on, in
     /// memory that is to be this one's.
     #[error(
-        "{device}: no reset of it could be proven, so that it may go on with what it was told before, and is not used: {tried}; power-cycle the machine, or start its server again"
+        "{device}: no reset of it could be proven, so that it may go on with what it was told before, and is not used: {tried}; {}",
+        last_resort(.device)
     )]
     NotReset {
         /// The function's name.
@@ -86,7 +90,8 @@ pub enum DeviceError {
     },
     /// A mapped register could not be reached, and all of them read all-ones since.
     #[error(
-        "{device}: a mapped register of it raised SIGBUS: behind a server, its BAR is shorter than the server said; behind the kernel, it stopped to decode memory. Look at the server, or power-cycle the machine"
+        "{device}: a mapped register of it raised SIGBUS: behind a server, its BAR is shorter than the server said; behind the kernel, it stopped to decode memory; {}",
+        last_resort(.device)
     )]
     Short {
         /// The function's name.
@@ -169,6 +174,8 @@ pub struct Device {
 pub(crate) struct Inner {
     /// The life that it lives now. Held for a look and an exchange only.
     life: Mutex<Arc<Life>>,
+    /// Its number, for a child of fork, which takes no lock.
+    generation: AtomicU64,
     /// Held by whoever begins or ends a life.
     changing: Mutex<()>,
     /// Why no life begins any more.
@@ -318,6 +325,7 @@ impl Device {
         )?;
         let inner = Arc::new(Inner {
             life: Mutex::new(life.clone()),
+            generation: AtomicU64::new(Generation::FIRST.number()),
             changing: Mutex::new(()),
             given_up: OnceLock::new(),
             recovery: Mutex::default(),
@@ -420,15 +428,21 @@ impl Device {
         self.inner.function.space.ledger()
     }
 
-    /// Which of its lives it lives: the first until it is recovered.
+    /// Which of its lives it lives: the first until it is recovered. In a child of fork, which it
+    /// lived then.
     #[must_use]
     pub fn generation(&self) -> Generation {
-        self.life().generation()
+        let number = self.inner.generation.load(Ordering::Acquire);
+        Generation::numbered(number).unwrap_or(Generation::FIRST)
     }
 
-    /// Why it is broken, if it is.
+    /// Why it is broken, if it is; none in a child of fork, which has no device (R12).
     #[must_use]
     pub fn broken(&self) -> Option<Cause> {
+        // First: a lock may be held by a thread that only the parent has.
+        if !self.inner.process.is_this() {
+            return None;
+        }
         self.life().lifecycle().cause()
     }
 

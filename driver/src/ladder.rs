@@ -925,6 +925,7 @@ impl<'a> Climb<'a> {
             device: self.function.transport.name().to_owned(),
             generation: self.life.generation.number(),
             cause: self.cause.to_string(),
+            first: None,
             wake: self.wake,
             steps,
             reset_method: self.reset_method,

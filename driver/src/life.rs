@@ -324,6 +324,15 @@ impl Life {
         self.ladder().report()
     }
 
+    /// What the ladder did first, before any other attempt.
+    pub(crate) fn first_report(&self) -> Option<RevocationReport> {
+        let report = self.ladder().report()?;
+        Some(match &report.first {
+            Some(first) => (**first).clone(),
+            None => (*report).clone(),
+        })
+    }
+
     /// What a later attempt did, in place of what the ladder's own report says.
     pub(crate) fn file_report(&self, report: &RevocationReport) {
         self.ladder().file(report);

@@ -16,6 +16,15 @@ pub enum DeviceName {
     VfioUser(PathBuf),
 }
 
+/// What is left to do with a device that answers to nothing, by its name: a server is started again,
+/// and a function loses its power.
+pub(crate) fn last_resort(device: &str) -> &'static str {
+    match device.parse() {
+        Ok(DeviceName::VfioUser(_)) => "start its server again",
+        _ => "power-cycle the machine",
+    }
+}
+
 /// Text that names no device.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("`{text}` names no device; write a PCI address (0000:01:00.0) or vfio-user:PATH")]
@@ -50,6 +59,12 @@ impl fmt::Display for DeviceName {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_fits_what_carries_the_device() {
+        assert!(last_resort("vfio-user:/run/nic.sock").contains("server"));
+        assert!(last_resort("0000:01:00.0").contains("power-cycle"));
+    }
 
     #[test]
     fn names_are_written_as_they_are_read() {

@@ -12,6 +12,8 @@ use failstop_pci::reset::Canary;
 use failstop_pci::window::{Doorbell, NoAnswer, Stopped, Window};
 use thiserror::Error;
 
+use crate::name::last_resort;
+
 /// A device that could not be brought up.
 #[derive(Debug, Error)]
 pub enum ProviderError {
@@ -29,7 +31,8 @@ pub enum ProviderError {
     },
     /// A step of its initialisation did not end.
     #[error(
-        "{device}: {step} did not end: {source}; try `failstop unbind` and `bind`, or power-cycle the machine"
+        "{device}: {step} did not end: {source}; open it again, and if that does not help, {}",
+        last_resort(.device)
     )]
     Init {
         /// The function's name.

@@ -38,6 +38,15 @@ impl Generation {
     /// (R4.3). No object has it.
     pub const LADDER: Self = Self(NonZeroU64::MAX);
 
+    /// The life with this number; none of 0.
+    #[must_use]
+    pub const fn numbered(number: u64) -> Option<Self> {
+        match NonZeroU64::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
     /// The life that recovery begins after this one.
     #[must_use]
     pub const fn next(self) -> Self {

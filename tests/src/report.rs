@@ -22,7 +22,20 @@ pub struct Report {
     pub recovered: bool,
     pub recovery: Option<Recovery>,
     pub stray_dma: Option<u64>,
+    pub kept: Vec<Kept>,
+    pub error: Option<String>,
     pub exit: u8,
+}
+
+/// Memory that is not released.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct Kept {
+    pub bytes: u64,
+    pub iova: u64,
+    pub owner: String,
+    pub reason: String,
 }
 
 /// What the ladder did.
@@ -33,6 +46,8 @@ pub struct Revocation {
     pub device: String,
     pub generation: u64,
     pub cause: String,
+    #[serde(default)]
+    pub first: Option<Box<Revocation>>,
     pub wake_us: u64,
     pub steps: Vec<Step>,
     pub reset_method: Option<String>,

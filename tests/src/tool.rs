@@ -27,6 +27,22 @@ const CASES: &[ToolCase] = &[
     ("ctrl_c_ends_in_an_orderly_close", interrupted),
     ("sigterm_ends_in_an_orderly_close", terminated),
     (
+        "a_second_signal_ends_at_once_and_says_what_is_kept",
+        interrupted_twice,
+    ),
+    (
+        "a_device_that_is_refused_is_a_report_with_the_error",
+        refused_in_json,
+    ),
+    (
+        "what_broke_a_fenced_device_is_read_before_the_last_attempt",
+        first_cause_first,
+    ),
+    (
+        "files_and_sockets_that_make_no_sense_are_usage_errors",
+        nonsense_in_files,
+    ),
+    (
         "a_break_in_mid_traffic_is_a_gap_that_is_recovered_from",
         broken_and_recovered,
     ),
@@ -208,6 +224,86 @@ fn terminated() -> Outcome {
     ended_by(nix::sys::signal::Signal::SIGTERM, &[])
 }
 
+/// Nothing answers any more, so that an orderly end would take long. (R3) (R12)
+fn interrupted_twice() -> Outcome {
+    let device = "emu:82576,fault=server-hangs@1000";
+    let mut child = Command::new(path()?)
+        .args(["run", device, "--seconds", "600", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(1500));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)?;
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while child.try_wait()?.is_none() {
+        if Instant::now() > end {
+            child.kill()?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output()?;
+    ensure_eq(output.status.code(), Some(4), &text(&output))?;
+    let report: Report = serde_json::from_slice(&output.stdout)?;
+    let said = text(&output);
+    ensure(
+        report
+            .error
+            .is_some_and(|error| error.contains("a second signal")),
+        || said.clone(),
+    )?;
+    ensure(!report.kept.is_empty(), || said.clone())?;
+    ensure(said.contains("kept until this process is gone"), || said)
+}
+
+fn refused_in_json() -> Outcome {
+    let output = failstop(&["run", "emu:82576,fault=gone@open", "--json"])?;
+    ensure_eq(output.status.code(), Some(3), &text(&output))?;
+    let report: Report = serde_json::from_slice(&output.stdout)?;
+    ensure_eq(report.exit, 3, "exit in the report")?;
+    ensure_eq(
+        report.device.as_str(),
+        "emu:82576,fault=gone@open",
+        "device",
+    )?;
+    let error = report.error.ok_or("no error in the report")?;
+    ensure(
+        text(&output).contains(&format!("failstop: {error}")),
+        || text(&output),
+    )
+}
+
+fn first_cause_first() -> Outcome {
+    let output = failstop(&["run", "emu:82576,fault=gone@1000", "--seconds", "0.3"])?;
+    let said = text(&output);
+    ensure_eq(output.status.code(), Some(5), &said)?;
+    let report = String::from_utf8_lossy(&output.stdout);
+    let (before, after) = report
+        .split_once("another attempt to stop it")
+        .ok_or_else(|| said.clone())?;
+    ensure(before.contains("generation 1: broken, because"), || {
+        said.clone()
+    })?;
+    ensure(before.contains("mark_broken     done\n"), || said.clone())?;
+    ensure(!after.contains("broken, because"), || said.clone())?;
+    ensure(said.contains("start its server again"), || said.clone())?;
+    ensure(!said.contains("power-cycle"), || said.clone())
+}
+
+fn nonsense_in_files() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("notes");
+    std::fs::write(&file, [0xFF, 0xFE])?;
+    let name = file.to_str().ok_or("a folder without a name")?;
+    fails_with(&["replay", name], 2, &[name, "no text"])?;
+    fails_with(&["replay", "/nonexistent/file"], 2, &["/nonexistent/file"])?;
+    fails_with(&["emulate", "--socket", name], 2, &[name, "no socket"])?;
+    let iommu = ["run", "emu:82576", "--iommu", "iommufd"];
+    fails_with(&iommu, 2, &["PCI function"])
+}
+
 /// Somebody breaks the device, which is recovered under a port that goes on (R10) (R11).
 fn broken_and_recovered() -> Outcome {
     let arguments = ["run", "--seconds", "1", "--break-after", "0.4", "--json"];
@@ -248,6 +344,8 @@ fn quarantined() -> Outcome {
     ensure(report.ledger.quarantined_bytes > 0, || {
         format!("{report:?}")
     })?;
+    let kept: u64 = report.kept.iter().map(|kept| kept.bytes).sum();
+    ensure_eq(kept, report.ledger.quarantined_bytes, "bytes that are kept")?;
     let revocation = report.revocation.ok_or("nothing was revoked")?;
     ensure_eq(revocation.verdict.as_str(), "quarantined", "the verdict")
 }
@@ -313,10 +411,8 @@ fn unheard() -> Outcome {
             .stderr(full()?)
             .output()?;
         ensure_eq(output.status.code(), Some(exit), device)?;
-        if exit != 3 {
-            let report: Report = serde_json::from_slice(&output.stdout)?;
-            ensure_eq(i32::from(report.exit), exit, "exit in the report")?;
-        }
+        let report: Report = serde_json::from_slice(&output.stdout)?;
+        ensure_eq(i32::from(report.exit), exit, "exit in the report")?;
     }
     Ok(())
 }

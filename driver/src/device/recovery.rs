@@ -17,6 +17,7 @@ use crate::events::DeviceEvent;
 use crate::flight::Control;
 use crate::ladder::{self, RevocationReport, Watched};
 use crate::life::Life;
+use crate::name::last_resort;
 use crate::watch::Watch;
 
 /// A device that was not recovered. It stays as it was: fenced, if it was broken.
@@ -45,7 +46,8 @@ pub enum RecoverError {
     /// It could not be proven stopped, also by another attempt: turning bus mastering on again
     /// could let it finish what it was told before.
     #[error(
-        "{device}: not proven stopped, so it stays fenced; power-cycle the machine, or try again later\n{report}"
+        "{device}: not proven stopped, so it stays fenced; {}, or try again later\n{report}",
+        last_resort(.device)
     )]
     NotStopped {
         /// The function's name.
@@ -181,7 +183,7 @@ impl Inner {
             window: old.window().clone(),
         };
         let cause = old.lifecycle().cause().unwrap_or(Cause::User);
-        let (report, verdict) =
+        let (mut report, verdict) =
             ladder::climb_again(&self.function, &watched, &cause).map_err(|source| {
                 RecoverError::NoThread {
                     device: device(),
@@ -190,6 +192,8 @@ impl Inner {
             })?;
         // What is proven now holds for what the old life's handles have left, too.
         old.lifecycle().improve(verdict.clone());
+        // What broke it, and what came of that, stays what is read first (R13).
+        report.first = old.first_report().map(Box::new);
         old.file_report(&report);
         if verdict.restartable {
             log::warn!("proven stopped after all: {report}");
@@ -228,7 +232,12 @@ impl Inner {
         if watch.map(Watch::errors) != errors {
             life.break_device(Cause::BusError);
         }
-        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = life;
+        {
+            let mut present = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+            *present = life;
+            self.generation
+                .store(generation.number(), Ordering::Release);
+        }
         steps.ended(RecoveryStep::Armed);
         Ok(generation)
     }

@@ -156,6 +156,9 @@ pub struct RevocationReport {
     pub generation: u64,
     /// Why.
     pub cause: String,
+    /// What the ladder did at the break, where this is a later attempt to stop the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first: Option<Box<RevocationReport>>,
     /// From the mark to the ladder's first action, in microseconds.
     #[serde(rename = "wake_us", serialize_with = "micros")]
     pub wake: Duration,
@@ -206,27 +209,17 @@ impl RevocationReport {
 }
 
 impl fmt::Display for RevocationReport {
+    /// What broke it comes first, and the last attempt, whose verdict holds, last.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}, generation {}: broken, because {}",
-            self.device, self.generation, self.cause
-        )?;
-        writeln!(f, "  {:>9} us  ladder awake", self.wake.as_micros())?;
-        for step in &self.steps {
-            let us = step.took.as_micros();
-            write!(f, "  {us:>9} us  {:<16}{}", step.step, step.outcome)?;
-            match &step.note {
-                Some(note) => writeln!(f, ": {note}")?,
-                None => writeln!(f)?,
+        match &self.first {
+            Some(first) => {
+                first.write_cause(f)?;
+                first.write_climb(f)?;
+                writeln!(f, "{}: another attempt to stop it", self.device)?;
             }
+            None => self.write_cause(f)?,
         }
-        let reset = self.reset_method.map_or("none", ResetMethod::name);
-        writeln!(
-            f,
-            "  {}: {}; proven reset: {reset}; {} bytes released, {} kept",
-            self.verdict, self.ground, self.released_bytes, self.quarantined_bytes
-        )?;
+        self.write_climb(f)?;
         for line in &self.quarantined {
             writeln!(
                 f,
@@ -248,5 +241,34 @@ impl fmt::Display for RevocationReport {
             writeln!(f, "  {} events were not recorded", self.flight_missed)?;
         }
         Ok(())
+    }
+}
+
+impl RevocationReport {
+    fn write_cause(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, generation {}: broken, because {}",
+            self.device, self.generation, self.cause
+        )
+    }
+
+    /// Its steps, and what they come to.
+    fn write_climb(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  {:>9} us  ladder awake", self.wake.as_micros())?;
+        for step in &self.steps {
+            let us = step.took.as_micros();
+            write!(f, "  {us:>9} us  {:<16}{}", step.step, step.outcome)?;
+            match &step.note {
+                Some(note) => writeln!(f, ": {note}")?,
+                None => writeln!(f)?,
+            }
+        }
+        let reset = self.reset_method.map_or("none", ResetMethod::name);
+        writeln!(
+            f,
+            "  {}: {}; proven reset: {reset}; {} bytes released, {} kept",
+            self.verdict, self.ground, self.released_bytes, self.quarantined_bytes
+        )
     }
 }

@@ -13,7 +13,7 @@ use failstop::pci::transport::vfio_user::{Client, Options};
 use failstop_emulator::faults::Spec;
 use failstop_emulator::{Emulator, Options as EmulatorOptions, Running};
 
-/// The hidden subcommand by which the tool becomes the emulator.
+/// The subcommand by which the tool becomes the emulator.
 pub(crate) const SUBCOMMAND: &str = "emulate";
 
 /// An emulated device, as it is written on the command line.

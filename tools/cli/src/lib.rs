@@ -15,6 +15,7 @@ use exit::Exit;
 mod bind;
 mod breaking;
 mod emulated;
+mod ending;
 mod exit;
 mod flow;
 mod info;
@@ -33,8 +34,7 @@ mod traffic;
 #[command(
     name = "failstop",
     version,
-    after_help = "Exit codes: 0 clean, 1 frames were lost or changed, 2 usage, 3 device not usable, \
-                  4 memory left in quarantine, 5 device fenced and not recovered."
+    after_help = Exit::table()
 )]
 struct Cli {
     #[command(subcommand)]
@@ -55,8 +55,8 @@ enum Command {
     Unbind(bind::BindArgs),
     /// Plays a written scenario, as a test that fails leaves one, and ends as it does
     Replay(replay::ReplayArgs),
-    /// Serves an emulated device
-    #[command(name = emulated::SUBCOMMAND, hide = true, disable_help_flag = true)]
+    /// Serves an emulated device on a socket; `failstop emulate --help` lists its faults
+    #[command(name = emulated::SUBCOMMAND, disable_help_flag = true)]
     Emulate {
         /// The emulator's own arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -76,15 +76,31 @@ pub fn main() -> ExitCode {
     if let Command::Emulate { arguments } = &cli.command {
         return emulated::emulate(arguments);
     }
-    let mut out = Output(io::stdout().lock());
+    // Not locked: a run that ends at once has a thread of its own to say so.
+    let mut out = Output(io::stdout());
     match run(&cli.command, &Sysfs::system(), &mut out) {
         Ok(exit) => exit.into(),
         Err(error) => {
             complain(explain(&error));
-            Exit::NotUsable.into()
+            match error.downcast_ref::<Usage>() {
+                Some(_) => Exit::Usage.into(),
+                None => Exit::NotUsable.into(),
+            }
         }
     }
 }
+
+/// What was named makes no sense, whatever state devices are in.
+#[derive(Debug)]
+struct Usage(String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
 
 /// Whether these arguments, the program's name first, make sense.
 pub fn understands<I, T>(arguments: I) -> bool
@@ -163,6 +179,16 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_lists_every_command_and_every_exit_code() {
+        let help = Cli::command().render_long_help().to_string();
+        for command in Cli::command().get_subcommands() {
+            let line = format!("\n  {} ", command.get_name());
+            assert!(help.contains(&line), "{line}: {help}");
+        }
+        assert!(help.contains(&Exit::table()), "{help}");
     }
 
     #[test]

@@ -5,14 +5,13 @@ use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use failstop_emulator::Emulator;
 use failstop_replay::{Failure, Played, replay as play};
 use failstop_scenario::Scenario;
 
-use crate::emulated;
 use crate::exit::Exit;
+use crate::{Usage, emulated, explain};
 
 /// Options of `failstop replay`.
 #[derive(Args, Debug)]
@@ -26,13 +25,21 @@ pub(crate) struct ReplayArgs {
 ///
 /// # Errors
 ///
-/// When the file cannot be read, is no scenario, or its device cannot be had.
+/// [`Usage`] when the file cannot be read, is no scenario, or names no device; otherwise when the
+/// device cannot be had.
 pub(crate) fn replay(options: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let path = options.file.display();
-    let text = fs::read_to_string(&options.file).with_context(|| format!("cannot read {path}"))?;
-    let scenario: Scenario = text
-        .parse()
-        .with_context(|| format!("{path} is no scenario"))?;
+    let bytes =
+        fs::read(&options.file).map_err(|why| Usage(format!("cannot read {path}: {why}")))?;
+    let text = String::from_utf8(bytes).map_err(|_| {
+        Usage(format!(
+            "{path} is no scenario: it is no text (UTF-8); name a file that a test which failed wrote, and named"
+        ))
+    })?;
+    let scenario: Scenario = text.parse().map_err(|why| {
+        let why = anyhow::Error::new(why).context(format!("{path} is no scenario"));
+        Usage(explain(&why))
+    })?;
     let start = |options: &_| Emulator::spawn(&[OsString::from(emulated::SUBCOMMAND)], options);
     match play(&scenario, &start) {
         Ok(Played::Ended(ending)) => {
@@ -45,8 +52,12 @@ pub(crate) fn replay(options: &ReplayArgs, out: &mut dyn Write) -> anyhow::Resul
         }
         Err(failure @ Failure::Step { .. }) => {
             let failure = anyhow::Error::new(failure).context(path.to_string());
-            writeln!(out, "{}", crate::explain(&failure))?;
+            writeln!(out, "{}", explain(&failure))?;
             Ok(Exit::Wrong)
+        }
+        Err(failure @ (Failure::NotEmulated(_) | Failure::Name(_))) => {
+            let failure = anyhow::Error::new(failure).context(path.to_string());
+            Err(Usage(explain(&failure)).into())
         }
         Err(failure) => Err(failure.into()),
     }
@@ -57,10 +68,10 @@ mod tests {
     use super::*;
 
     /// Plays this text from a file; how it ends, and what is said.
-    fn played(text: &str) -> (anyhow::Result<Exit>, String) {
+    fn played(text: impl AsRef<[u8]>) -> (anyhow::Result<Exit>, String) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("some.scenario");
-        fs::write(&file, text).unwrap();
+        fs::write(&file, text.as_ref()).unwrap();
         let mut out = Vec::new();
         let exit = replay(&ReplayArgs { file }, &mut out);
         (exit, String::from_utf8(out).unwrap())
@@ -83,7 +94,18 @@ mod tests {
     #[test]
     fn text_that_is_no_scenario_names_its_line() {
         let (exit, _) = played("failstop scenario 1\non scripted server\nbrake\n");
-        let error = crate::explain(&exit.unwrap_err());
-        assert!(error.contains("line 3"), "{error}");
+        let error = exit.unwrap_err();
+        assert!(error.is::<Usage>(), "{error:?}");
+        assert!(error.to_string().contains("line 3"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_is_named_with_what_to_do() {
+        let (exit, _) = played([0xFF, 0xFE, 0x00]);
+        let error = exit.unwrap_err();
+        assert!(error.is::<Usage>(), "{error:?}");
+        let said = error.to_string();
+        assert!(said.contains("some.scenario"), "{said}");
+        assert!(said.contains("a test which failed"), "{said}");
     }
 }

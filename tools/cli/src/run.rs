@@ -1,6 +1,7 @@
 //! `failstop run`: opens a device, moves frames in loopback, tears everything down object by
 //! object, and says what the accounts say.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -8,10 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
-use failstop::device::{CloseReport, Device, RecoveryReport};
-use failstop::dma::ledger::{Ledger, Totals};
+use failstop::device::{CloseReport, Device, Glance, RecoveryReport};
+use failstop::dma::ledger::{Ledger, Line, Totals};
 use failstop::ladder::RevocationReport;
 use failstop::name::{DeviceName, NotADevice};
 use failstop::open::IommuChoice;
@@ -19,10 +19,10 @@ use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::completions::Completions;
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::breaking::Broken;
 use crate::emulated::{Emulated, EmulatedName};
+use crate::ending::{self, Ending};
 use crate::exit::Exit;
 use crate::flow::{Moved, move_frames};
 use crate::supervised::Watched;
@@ -30,6 +30,7 @@ use crate::traffic::SHORTEST;
 
 /// Options of `failstop run`.
 #[derive(Args, Debug)]
+#[command(after_help = after_help())]
 pub(crate) struct RunArgs {
     /// The device: a PCI address (0000:01:00.0), vfio-user:PATH, or `emu:82576[,fault=NAME[:ARGS][@WHEN]]...`
     #[arg(default_value = "emu:82576")]
@@ -54,6 +55,13 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// What the options ask for together and cannot have.
     pub(crate) fn contradiction(&self) -> Option<String> {
+        let is_pci = matches!(self.device, Target::Device(DeviceName::Pci(_)));
+        if !is_pci && self.iommu != IommuChoice::default() {
+            return Some(format!(
+                "--iommu {} is for a PCI function: behind a vfio-user server there is no IOMMU to reach",
+                self.iommu
+            ));
+        }
         let after = self.break_after.filter(|after| *after >= self.seconds)?;
         Some(format!(
             "--break-after {after} is not before the end of the run: --seconds is {}",
@@ -104,6 +112,15 @@ pub(crate) enum Target {
     Device(DeviceName),
 }
 
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Emulated(name) => name.fmt(f),
+            Self::Device(name) => name.fmt(f),
+        }
+    }
+}
+
 impl FromStr for Target {
     type Err = String;
 
@@ -117,8 +134,19 @@ impl FromStr for Target {
     }
 }
 
-#[derive(Serialize, Default)]
-struct Report {
+/// The end of a run, as `--help` says it.
+fn after_help() -> String {
+    format!(
+        "A run ends in order when its time is up, or by a first SIGINT, SIGTERM or SIGHUP, and takes at most {} s for that. \
+         Past it, or by a second signal, it ends at once, says what state the device is in, and reports memory that the device \
+         may still reach as kept (exit code 4).",
+        ending::LIMIT.as_secs()
+    )
+}
+
+/// What a run comes to: the object that `--json` prints, whatever happens.
+#[derive(Serialize, Default, Clone)]
+pub(crate) struct Report {
     device: String,
     provider: String,
     transport: String,
@@ -131,16 +159,49 @@ struct Report {
     payload_errors: u64,
     completions: CompletionsReport,
     ledger: LedgerReport,
-    /// The revocation ladder's report, the last if it ran twice; null when nothing was revoked.
+    /// Memory that is not released, and why.
+    kept: Vec<Kept>,
+    /// The revocation ladder's report, of the last life if it ran twice; null when nothing was revoked.
     revocation: Option<RevocationReport>,
     recovered: bool,
     /// What the recovery did, the port's part included; null when there was none.
     recovery: Option<RecoveryReport>,
     stray_dma: Option<u64>,
+    /// Why there was no run, or no orderly end of it.
+    error: Option<String>,
     exit: u8,
 }
 
-#[derive(Serialize, Default)]
+#[derive(Serialize, Clone)]
+struct Kept {
+    bytes: u64,
+    iova: u64,
+    owner: String,
+    reason: String,
+}
+
+impl From<&Line> for Kept {
+    fn from(line: &Line) -> Self {
+        Self {
+            bytes: line.len,
+            iova: line.iova.0,
+            owner: line.owner.to_string(),
+            reason: line.reason.unwrap_or("still in use").to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "  kept: {} bytes at {:#x} of {}: {}",
+            self.bytes, self.iova, self.owner, self.reason
+        )
+    }
+}
+
+#[derive(Serialize, Default, Clone)]
 struct CompletionsReport {
     posted: u64,
     success: u64,
@@ -148,7 +209,7 @@ struct CompletionsReport {
     flushed: u64,
 }
 
-#[derive(Serialize, Default)]
+#[derive(Serialize, Default, Clone)]
 struct LedgerReport {
     peak_bytes: u64,
     peak_mappings: u64,
@@ -164,6 +225,59 @@ impl Report {
         self.rx_bytes = moved.received_bytes;
         self.lost_packets = moved.lost;
         self.payload_errors = moved.errors;
+    }
+
+    /// There was no run.
+    fn refused(options: &RunArgs, error: &anyhow::Error) -> Self {
+        Self {
+            device: options.device.to_string(),
+            error: Some(crate::explain(error)),
+            exit: Exit::NotUsable as u8,
+            ..Self::default()
+        }
+    }
+
+    /// The run ends here and now, because of `why`: what was counted is what is known without it.
+    pub(crate) fn cut_short(&mut self, glance: Option<&Glance>, why: &str) -> Exit {
+        let exit = match glance.and_then(Glance::look) {
+            None => {
+                self.error = Some(format!("ended at once by {why}: no device was in use"));
+                Exit::NotUsable
+            }
+            Some(seen) => {
+                let mapped = seen.totals.live_bytes + seen.totals.quarantined_bytes;
+                let broken = match &seen.broken {
+                    Some(cause) => format!("broken ({cause})"),
+                    None => "not broken".to_owned(),
+                };
+                self.error = Some(format!(
+                    "ended at once by {why}: the device is {broken} and was not closed; {} bytes in {} mappings and {} bytes \
+                     in quarantine have no ground to be released, and are kept until this process is gone",
+                    seen.totals.live_bytes,
+                    seen.totals.live_mappings,
+                    seen.totals.quarantined_bytes
+                ));
+                self.completions = seen.completions.into();
+                self.ledger = seen.totals.into();
+                self.kept = seen.left.iter().map(Kept::from).collect();
+                match (mapped > 0, seen.broken.is_some()) {
+                    (true, _) => Exit::Quarantined,
+                    (false, true) => Exit::Fenced,
+                    (false, false) => Exit::Wrong,
+                }
+            }
+        };
+        self.exit = exit as u8;
+        exit
+    }
+
+    /// What a person is told of that.
+    pub(crate) fn why_cut_short(&self) -> String {
+        let mut text = self.error.clone().unwrap_or_default();
+        for kept in &self.kept {
+            text = format!("{text}\n{kept}");
+        }
+        text
     }
 }
 
@@ -215,19 +329,29 @@ pub(crate) fn run(options: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit
         out,
         quiet: options.json,
     };
-    let (report, exit) = drive(options, &mut console)?;
+    let ending = Ending::watch(options.json)?;
+    let driven = drive(options, &ending, &mut console);
+    ending.over();
+    let (report, refused) = match driven {
+        Ok(report) => (report, None),
+        Err(error) => (Report::refused(options, &error), Some(error)),
+    };
     if options.json {
         serde_json::to_writer(&mut *out, &report)?;
         writeln!(out)?;
     }
-    Ok(exit)
+    match refused {
+        None => Ok(Exit::of(report.exit)),
+        Some(error) => Err(error),
+    }
 }
 
-fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report, Exit)> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGHUP, SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("could not watch for signals")?;
-    }
+fn drive(
+    options: &RunArgs,
+    ending: &Arc<Ending>,
+    console: &mut Console<'_>,
+) -> anyhow::Result<Report> {
+    let stop = ending.stop();
     let (emulated, transport) = match &options.device {
         Target::Emulated(name) => {
             let mut emulated = Emulated::start(name)?;
@@ -242,10 +366,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         longest_frame: options.size.max(Config::default().longest_frame),
     };
     let device = Device::open(transport, &config)?;
-    let shown = match &options.device {
-        Target::Emulated(name) => name.to_string(),
-        Target::Device(name) => name.to_string(),
-    };
+    let shown = options.device.to_string();
     console.say(&format!(
         "{shown}: {} {} by {}, {}, link {}",
         device.provider(),
@@ -260,6 +381,11 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         transport: device.transport().kind().to_string(),
         ..Report::default()
     };
+    // A gap is no time of the run, and has as long as its end has.
+    let gap = options
+        .break_after()
+        .map_or(Duration::ZERO, |_| ending::LIMIT);
+    ending.opened(&device, report.clone(), options.time() + gap);
     let port_config = PortConfig {
         frame_size: config.longest_frame.next_multiple_of(1024).max(2048),
         ..PortConfig::default()
@@ -272,8 +398,8 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
             // Who breaks it recovers it.
             watched.nobody();
         }
-        let outcome = use_port(options, &device, &port_config, (&stop, &watched), console);
-        watched.end(&device);
+        let outcome = use_port(options, &device, &port_config, (stop, &watched), console);
+        watched.end(&device, stop);
         outcome
     });
     let survived = survive(&device, &watched);
@@ -285,6 +411,7 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
         Err(error) if closed.left.is_empty() && closed.broken.is_none() => return Err(error),
         Err(error) => {
             crate::complain(format_args!("{error:#}"));
+            report.error = Some(crate::explain(&error));
             (Moved::default(), None)
         }
     };
@@ -311,8 +438,8 @@ fn drive(options: &RunArgs, console: &mut Console<'_>) -> anyhow::Result<(Report
             console.say(recovery.to_string().trim_end())?;
         }
     }
-    let exit = finish(&mut report, &closed, went_on, console)?;
-    Ok((report, exit))
+    finish(&mut report, &closed, went_on, console)?;
+    Ok(report)
 }
 
 /// Opens a port, moves frames, and destroys its objects one by one.
@@ -323,7 +450,7 @@ fn use_port(
     (stop, watched): (&AtomicBool, &Watched),
     console: &mut Console<'_>,
 ) -> anyhow::Result<(Moved, Option<Broken>)> {
-    let mut port = open_port(device, config, watched)?;
+    let mut port = open_port(device, config, (stop, watched))?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
     let (moved, mut broken) = move_frames(options, device, &mut port, config, (stop, watched))?;
     if let Some(broken) = &mut broken {
@@ -337,13 +464,17 @@ fn use_port(
 }
 
 /// Opens a port, again on a device that broke meanwhile and was recovered.
-fn open_port(device: &Device, config: &PortConfig, watched: &Watched) -> anyhow::Result<Port> {
+fn open_port(
+    device: &Device,
+    config: &PortConfig,
+    (stop, watched): (&AtomicBool, &Watched),
+) -> anyhow::Result<Port> {
     loop {
         let generation = device.generation();
         match Port::open(device, config) {
             Ok(port) => return Ok(port),
             Err(error) => {
-                let lives = watched.wait(device) && device.generation() != generation;
+                let lives = watched.wait(device, stop) && device.generation() != generation;
                 if !lives {
                     return Err(error.into());
                 }
@@ -424,9 +555,10 @@ fn finish(
     closed: &CloseReport,
     went_on: bool,
     console: &mut Console<'_>,
-) -> io::Result<Exit> {
+) -> io::Result<()> {
     report.completions = closed.completions.into();
     report.ledger = closed.totals.into();
+    report.kept = closed.left.iter().map(Kept::from).collect();
     if closed.revocation.is_some() {
         report.revocation.clone_from(&closed.revocation);
     }
@@ -469,20 +601,18 @@ fn finish(
     if let Some(cause) = &closed.broken {
         console.say(&format!("the device was broken: {cause}"))?;
     }
+    let mut told = &[][..];
     if let Some(report) = &closed.revocation {
         console.say(report.to_string().trim_end())?;
-        if report.quarantined == closed.left {
-            return Ok(exit);
-        }
+        told = &report.quarantined;
     }
-    for line in &closed.left {
-        console.say(&format!(
-            "  kept: {} bytes at {} of {}: {}",
-            line.len,
-            line.iova,
-            line.owner,
-            line.reason.unwrap_or("still in use")
-        ))?;
+    // The ladder has told of what it kept.
+    let same = |line: &Line, other: &Line| {
+        (line.iova, line.len, line.owner) == (other.iova, other.len, other.owner)
+    };
+    let untold = |line: &&Line| !told.iter().any(|other| same(line, other));
+    for line in closed.left.iter().filter(untold) {
+        console.say(&Kept::from(line).to_string())?;
     }
-    Ok(exit)
+    Ok(())
 }

@@ -75,10 +75,11 @@ impl Watched {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the attempts at a device that is broken; whether it lives.
-    pub(crate) fn wait(&self, device: &Device) -> bool {
+    /// Waits for the attempts at a device that is broken, unless the run is to stop; whether it
+    /// lives.
+    pub(crate) fn wait(&self, device: &Device, stop: &AtomicBool) -> bool {
         while device.broken().is_some() {
-            if self.is_given_up() {
+            if self.is_given_up() || stop.load(Ordering::Acquire) {
                 return false;
             }
             thread::sleep(LOOK);
@@ -87,8 +88,8 @@ impl Watched {
     }
 
     /// Waits for the attempts at a device that is broken, and ends the watch.
-    pub(crate) fn end(&self, device: &Device) {
-        self.wait(device);
+    pub(crate) fn end(&self, device: &Device, stop: &AtomicBool) {
+        self.wait(device, stop);
         self.over.store(true, Ordering::Release);
     }
 }

@@ -1,4 +1,4 @@
-//! The command line of `failstop-emulator`, and of `failstop`'s hidden subcommand `emulate`.
+//! The command line of `failstop-emulator`, and of `failstop`'s subcommand `emulate`.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use env_logger::Env;
+use thiserror::Error;
 
 use crate::emulator::{self, Cable, Options};
 use crate::faults::Spec;
@@ -18,6 +19,19 @@ use crate::server::port::End;
 
 /// How long whoever hands us its sockets may take to take the leash.
 const LEASH: Duration = Duration::from_secs(30);
+
+/// Exit code of a command line that makes no sense, as clap's.
+const USAGE: u8 = 2;
+/// Exit code where the device could not be served.
+const NOT_SERVED: u8 = 3;
+
+/// A place where no socket can be made.
+#[derive(Debug, Error)]
+#[error("no socket can be made at {}: {why}", path.display())]
+struct NoSocket {
+    path: PathBuf,
+    why: String,
+}
 
 /// An emulated Intel 82576 on a vfio-user socket.
 ///
@@ -54,8 +68,9 @@ struct Arguments {
 }
 
 /// Runs the emulator as `arguments` say, the program's name first, until it is told to stop.
-/// Returns what the process should exit with: 0 when it was stopped, 1 on failure (or by the fault
-/// `server-dies`), 2 for a command line that makes no sense.
+/// Returns what the process should exit with: 0 when it was stopped, 1 when it died by the fault
+/// `server-dies`, 2 for a command line that makes no sense, or names a place where no socket can be
+/// made, and 3 when the device could not be served.
 pub fn main_with<I, T>(arguments: I) -> ExitCode
 where
     I: IntoIterator<Item = T>,
@@ -66,7 +81,7 @@ where
         Err(error) => {
             // There is nobody to tell when standard error is closed.
             let _closed = error.print();
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
     // A second logger of the same process is no reason to fail.
@@ -83,7 +98,11 @@ where
         Err(error) => {
             // Whoever should read it may be gone.
             let _ = writeln!(io::stderr(), "failstop-emulator: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(if error.is::<NoSocket>() {
+                USAGE
+            } else {
+                NOT_SERVED
+            })
         }
     }
 }
@@ -158,22 +177,32 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
 }
 
 /// Binds a socket; a file that nobody listens on any more is replaced.
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+fn listen(path: &Path) -> Result<UnixListener, NoSocket> {
     use std::os::unix::fs::FileTypeExt;
     use std::os::unix::net::UnixStream;
 
-    let stale = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
-        && UnixStream::connect(path).is_err();
-    if stale {
-        std::fs::remove_file(path)
-            .with_context(|| format!("a stale socket at {} cannot be removed", path.display()))?;
+    let refused = |why: String| NoSocket {
+        path: path.to_owned(),
+        why,
+    };
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.is_dir() => {
+            return Err(refused("a directory is there; name a file in it".into()));
+        }
+        Ok(there) if !there.file_type().is_socket() => {
+            return Err(refused(
+                "a file that is no socket is there, and stays; remove it, or name another".into(),
+            ));
+        }
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            return Err(refused("somebody listens there; name another".into()));
+        }
+        Ok(_) => std::fs::remove_file(path)
+            .map_err(|why| refused(format!("nobody listens there, and it stays: {why}")))?,
+        // Not there, or not to be looked at: the kernel says.
+        Err(_) => {}
     }
-    UnixListener::bind(path).with_context(|| {
-        format!(
-            "no socket can be made at {}; is the directory there, and nobody listening?",
-            path.display()
-        )
-    })
+    UnixListener::bind(path).map_err(|why| refused(format!("{why}; is the directory there?")))
 }
 
 fn inherited(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<UnixListener> {
@@ -245,6 +274,27 @@ mod tests {
         for entry in crate::faults::TABLE {
             assert!(help.contains(entry.text), "{}", entry.name);
         }
+    }
+
+    #[test]
+    fn a_file_in_the_way_of_a_socket_stays_and_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        std::fs::write(&path, "kept").unwrap();
+        let said = listen(&path).unwrap_err().to_string();
+        assert!(said.contains("notes: a file that is no socket"), "{said}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_is_replaced_and_one_in_use_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        drop(listen(&path).unwrap());
+        let listener = listen(&path).unwrap();
+        let said = listen(&path).unwrap_err().to_string();
+        assert!(said.contains("somebody listens"), "{said}");
+        drop(listener);
     }
 
     #[test]
