@@ -3,6 +3,8 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -11,6 +13,7 @@ use failstop_pci::transport::DmaMemory;
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap_anonymous, mremap};
 use nix::unistd::ftruncate;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -104,6 +107,23 @@ impl Mapped {
         // byte of it.
         unsafe { self.map.unchecked_advise(UncheckedAdvice::Remove) }
     }
+
+    /// Zeros in its place, if nothing is there. None where something is, which may be somebody
+    /// else's: it is never unmapped then.
+    fn filled(self) -> Option<Self> {
+        let len = NonZeroUsize::new(self.map.len())?;
+        let at = NonZeroUsize::new(self.base.addr().get());
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: replaces nothing.
+        let filled = unsafe { mmap_anonymous(at, len, access, flags) };
+        let advised = filled.is_ok() && self.map.advise(Advice::DontFork).is_ok();
+        if advised {
+            return Some(self);
+        }
+        mem::forget(self);
+        None
+    }
 }
 
 impl fmt::Debug for Mapped {
@@ -176,8 +196,8 @@ impl Memory {
     /// one's file, and keeps it, reaches nothing of the other. What others write meanwhile may be
     /// missing in it.
     ///
-    /// Never over this one's address: a `MAP_FIXED` that fails may have unmapped what was there, and
-    /// the hole is the next caller's of `mmap`, while frames still point into it.
+    /// Never over this one's address, where frames still point: a move there that fails may leave a
+    /// hole, which is the next caller's of `mmap` ([`Memory::moved_to`]).
     ///
     /// # Errors
     ///
@@ -186,6 +206,46 @@ impl Memory {
         let new = Self::of(self.len(), self.pages)?;
         self.view().copy_to_volatile_slice(new.view());
         Ok(new)
+    }
+
+    /// Moves the mapping to where `place` is, of as many bytes, which ends `place`: what points
+    /// there points into this memory from now on, without a moment at which nothing is there.
+    ///
+    /// # Errors
+    ///
+    /// This memory, where it was; with `place`, unless nobody knows what is there now: the kernel may
+    /// have unmapped it before it failed. A hole is filled with zeros, so that an access there does no
+    /// harm.
+    pub(crate) fn moved_to(self, place: Mapped) -> Result<Self, (Self, Option<Mapped>, io::Error)> {
+        let (from, len) = (self.mapped.base.cast(), self.len());
+        if place.map.len() != len {
+            return Err((self, Some(place), io::ErrorKind::InvalidInput.into()));
+        }
+        let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
+        // SAFETY: both are mappings of ours, of so many bytes. `place` is one before, during and
+        // after the call, but for whoever looks there to find other bytes, and all access is volatile
+        // or atomic; nobody has a pointer into the other yet, since `self` is moved in here. What was
+        // advised goes along.
+        let moved = unsafe { mremap(from, len, len, flags, Some(place.base.cast())) };
+        match moved {
+            Ok(_) => {
+                let Mapped {
+                    _not_inherited,
+                    map,
+                    ..
+                } = self.mapped;
+                // Nothing of ours is there any more to be unmapped.
+                mem::forget(map);
+                Ok(Self {
+                    mapped: place,
+                    ..self
+                })
+            }
+            Err(error) => {
+                let place = place.filled();
+                Err((self, place, error.into()))
+            }
+        }
     }
 
     /// Keeps the mapping only: what points into this memory may go on doing so.
@@ -285,6 +345,45 @@ mod tests {
         assert_eq!(new.view().read_obj::<u64>(page_size()).unwrap(), 7);
         memory.view().write_obj(8u64, page_size()).unwrap();
         assert_eq!(new.view().read_obj::<u64>(page_size()).unwrap(), 7);
+    }
+
+    #[test]
+    fn memory_that_is_moved_is_found_at_the_other_place_and_nowhere_else() {
+        let (memory, other) = (Memory::new(4096).unwrap(), Memory::new(4096).unwrap());
+        memory.view().write_obj(7u64, 8).unwrap();
+        let (from, to) = (memory.base(), other.base());
+        let place = other.into_mapped();
+        let moved = memory.moved_to(place).map_err(|(.., error)| error).unwrap();
+        assert_eq!(moved.base(), to);
+        assert_eq!(moved.view().read_obj::<u64>(8).unwrap(), 7);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let left = format!("{:x}-", from.as_ptr() as usize);
+        let left = maps.lines().find(|line| line.starts_with(&left));
+        assert!(
+            !left.is_some_and(|line| line.contains("failstop-dma")),
+            "{maps}"
+        );
+    }
+
+    #[test]
+    fn memory_of_another_size_is_not_moved() {
+        let (memory, other) = (Memory::new(4096).unwrap(), Memory::new(8192).unwrap());
+        memory.view().write_obj(7u64, 8).unwrap();
+        let (memory, place, _) = memory.moved_to(other.into_mapped()).unwrap_err();
+        assert!(place.is_some());
+        assert_eq!(memory.view().read_obj::<u64>(8).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_place_where_something_is_mapped_is_left_as_it_is() {
+        let memory = Memory::new(4096).unwrap();
+        memory.view().write_obj(7u64, 8).unwrap();
+        let base = memory.base().as_ptr() as usize;
+        assert!(memory.into_mapped().filled().is_none());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let still = format!("{base:x}-");
+        let still = maps.lines().find(|line| line.starts_with(&still)).unwrap();
+        assert!(still.contains("failstop-dma"), "{still}");
     }
 
     #[test]

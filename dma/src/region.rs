@@ -36,7 +36,8 @@ pub struct BadFrameSize {
 /// # Invariants
 ///
 /// `base` is the start of `home.memory`, which holds `count` frames of `frame` bytes each, or was
-/// until another took its place: that one is in `home.former`, mapped as long as the region lives.
+/// until another took over: something is mapped there as long as the region lives, in `home.former`,
+/// or, some lives later, `home.memory` again.
 /// Each frame is in `home.offsets`, in `home.lost`, or counted in `home.out`, which counts the [`Shared`] handles
 /// too: the region is freed when it reaches 0, and not before.
 pub(crate) struct Region {
@@ -67,8 +68,7 @@ struct Home {
     lost_rings: u32,
 }
 
-/// Memory whose place another took.
-#[expect(dead_code, reason = "is kept, not used")]
+/// Memory that another took over from.
 enum Former {
     /// The file was given up.
     Mapped(Mapped),
@@ -76,7 +76,48 @@ enum Former {
     Held(Arc<Memory>),
 }
 
+/// Lives that ended whose memory stays as it is, or at least apart.
+const APART: usize = 2;
+
 impl Home {
+    /// Moves `memory`, which is new, to the place of one of some lives ago, if there is one: a process
+    /// has 65530 mappings, and a device may be recovered more often.
+    ///
+    /// A thread may have a view of that place still, of a frame that it holds. It finds the same frame
+    /// there, as if the memory had never moved, and nobody else's.
+    fn settle(&mut self, memory: Arc<Memory>) -> Arc<Memory> {
+        let Some(place) = self.spare() else {
+            return memory;
+        };
+        let (memory, place) = match Arc::try_unwrap(memory) {
+            Ok(memory) => match memory.moved_to(place) {
+                Ok(memory) => return Arc::new(memory),
+                Err((memory, place, error)) => {
+                    log::warn!("{}: memory is not moved: {error}", self.object);
+                    (Arc::new(memory), place)
+                }
+            },
+            Err(memory) => (memory, Some(place)),
+        };
+        self.former.splice(0..0, place.map(Former::Mapped));
+        memory
+    }
+
+    /// Where memory of some lives ago is that nothing but a view may know.
+    fn spare(&mut self) -> Option<Mapped> {
+        let old = self.former.len().checked_sub(APART)?;
+        for at in 0..=old {
+            match self.former.remove(at) {
+                Former::Mapped(mapped) => return Some(mapped),
+                Former::Held(memory) => match Arc::try_unwrap(memory) {
+                    Ok(memory) => return Some(memory.into_mapped()),
+                    Err(memory) => self.former.insert(at, Former::Held(memory)),
+                },
+            }
+        }
+        None
+    }
+
     /// Puts `memory` in the place of the former one, which stays mapped and as it is until the next
     /// time; then its pages are given back.
     fn replace(&mut self, memory: Arc<Memory>) {
@@ -321,9 +362,9 @@ impl FrameRegion {
     ///
     /// Behind a server its content moves to memory with a file of its own: what the server was sent in
     /// the life that ended it may keep, and write to, whatever it answered. What other threads write
-    /// into frames meanwhile, or through views that they have, may be lost there. The former memory
-    /// stays mapped as long as the region lives, since such a view may point there; its pages are given
-    /// back at the next carry.
+    /// into frames meanwhile, or through views that they have, may be lost there. Such a view may point
+    /// to the former memory, which stays mapped: at the next carry its pages are given back, and at the
+    /// one after that the new memory moves to its place, where the view finds its frame again.
     ///
     /// # Errors
     ///
@@ -350,15 +391,27 @@ impl FrameRegion {
             return refused(self, "queues hold frames of it, or it is being destroyed");
         }
         // Closed to rings from here on, so that none reads the address while it changes.
-        let memory = space.renewed(owner, self.mapping.memory());
-        let mapped = memory.and_then(|memory| space.map_again(owner, memory));
-        let mapping = match mapped {
-            Ok(mapping) => mapping,
+        let old = self.mapping.memory();
+        let memory = match space.renewed(owner, old) {
+            Ok(memory) if Arc::ptr_eq(&memory, old) => memory,
+            Ok(memory) => region.home().settle(memory),
             Err(error) => {
                 region.open(lost);
                 return Err((self, error));
             }
         };
+        let mapping = match space.map_again(owner, memory.clone()) {
+            Ok(mapping) => mapping,
+            Err(error) => {
+                if !Arc::ptr_eq(&memory, old) {
+                    // Views of some lives ago may point there.
+                    region.home().former.insert(0, Former::Held(memory));
+                }
+                region.open(lost);
+                return Err((self, error));
+            }
+        };
+        drop(memory);
         region.iova.store(mapping.iova().0, Ordering::Relaxed);
         let memory = mapping.memory().clone();
         self.mapping = mapping;

@@ -86,6 +86,52 @@ fn a_carry_that_gets_no_memory_leaves_every_byte_where_it_was() {
     assert_eq!((totals.live_mappings, totals.held_mappings), (1, 0));
 }
 
+/// Mappings of DMA memory that the process has.
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("failstop-dma"))
+        .count()
+}
+
+/// A process has 65530 mappings.
+#[test]
+fn a_region_of_thousands_of_lives_has_as_many_mappings_as_one_of_three() {
+    let _alone = ALONE.lock().unwrap();
+    let mut bench = Bench::new();
+    let mapping = bench.map(10, FRAME as usize);
+    let (mut region, mut pool) = FrameRegion::new(mapping, FRAME, 1).unwrap();
+    let mut frame = pool.take().unwrap();
+    for _ in 0..3 {
+        region = carry(&mut bench, region).unwrap();
+    }
+    let before = mappings();
+    for life in 0..3000u64 {
+        frame.fill(&life.to_le_bytes()).unwrap();
+        region = carry(&mut bench, region).unwrap();
+        assert_eq!(frame.view().read_obj::<u64>(0).unwrap(), life);
+    }
+    assert_eq!(mappings(), before);
+}
+
+#[test]
+fn a_view_finds_its_frame_again_where_another_life_s_memory_was_put() {
+    let _alone = ALONE.lock().unwrap();
+    let mut bench = Bench::new();
+    let mapping = bench.map(10, FRAME as usize);
+    let (mut region, mut pool) = FrameRegion::new(mapping, FRAME, 1).unwrap();
+    let mut frame = pool.take().unwrap();
+    frame.fill(&[7; 64]).unwrap();
+    let view = frame.view();
+    for _ in 0..3 {
+        region = carry(&mut bench, region).unwrap();
+    }
+    assert_eq!(view.read_obj::<u64>(0).unwrap(), 0x0707_0707_0707_0707);
+    view.write_obj(9u64, 8).unwrap();
+    assert_eq!(frame.view().read_obj::<u64>(8).unwrap(), 9);
+    drop(region);
+}
+
 #[test]
 fn a_view_of_an_ended_life_stays_readable_and_its_pages_go_back_a_life_later() {
     let _alone = ALONE.lock().unwrap();
