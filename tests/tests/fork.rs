@@ -8,9 +8,12 @@
 #[path = "../../driver/tests/scripted/mod.rs"]
 mod scripted;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use failstop::device::Device;
+use failstop::pci::id::Generation;
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop::supervisor::{Policy, Supervisor};
@@ -21,14 +24,16 @@ use scripted::{Bench, small};
 
 /// Longer than any of this takes, on any machine.
 const SOON: Duration = Duration::from_secs(60);
+/// So often is a lock held at a fork almost surely.
+const FORKS: u32 = 64;
 
 /// Runs `act` in a child and says how that ended; one that hangs is killed.
 fn child(act: impl FnOnce()) -> WaitStatus {
     // SAFETY: the child of a process with threads may do what is async-signal-safe, and with this
     // C library also allocate, whose locks its fork handlers put in order; no other thread of this
     // program is in the middle of anything else that `act` needs: the harness waits for this test,
-    // the device's threads sleep, and locks of theirs that were held would show as a hang, which is
-    // what is tested.
+    // the device's threads sleep, and locks that they or threads of the test hold would show as a
+    // hang, which is what is tested.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
@@ -79,6 +84,45 @@ fn bursts(device: &Device, port: &mut Port) {
     assert!(device.recover().is_err());
 }
 
+/// Forks while other threads take the locks of a device all the time: who closes, reclaims or looks
+/// in a child waits for none of them.
+fn ends_amid_locks(device: &Device) {
+    let stop = AtomicBool::new(false);
+    let ended: Vec<WaitStatus> = thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = device.objects();
+                }
+            });
+        }
+        let mut ended = Vec::new();
+        for fork in 0..FORKS {
+            let status = child(|| {
+                assert_eq!(device.broken(), None);
+                assert_eq!(device.generation(), Generation::FIRST);
+                assert_eq!(device.reclaim(), 0);
+                // SAFETY: as in the test, of another child.
+                let device = unsafe { std::ptr::read(device) };
+                let report = if fork % 2 == 0 {
+                    device.close()
+                } else {
+                    device.give_back()
+                };
+                assert_eq!(report.left, []);
+            });
+            ended.push(status);
+            if !matches!(status, WaitStatus::Exited(_, 0)) {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        ended
+    });
+    let last = ended.last();
+    assert!(matches!(last, Some(WaitStatus::Exited(_, 0))), "{last:?}");
+}
+
 #[test]
 fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
     let bench = Bench::of(|function| function.with_interrupts(2));
@@ -117,6 +161,7 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
     for ended in [used, unregistered, dropped, closed] {
         assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
     }
+    ends_amid_locks(&device);
 
     assert_eq!(device.broken(), None);
     assert_eq!(bench.function.log(), log);
