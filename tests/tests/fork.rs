@@ -56,7 +56,7 @@ fn end_of(child: Pid) -> WaitStatus {
             kill(child, Signal::SIGKILL).unwrap();
             return waitpid(child, None).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(1));
+        thread::sleep(Duration::from_millis(1));
     }
 }
 

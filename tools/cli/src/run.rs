@@ -239,12 +239,16 @@ impl Report {
 
     /// The run ends here and now, because of `why`: what was counted is what is known without it.
     pub(crate) fn cut_short(&mut self, glance: Option<&Glance>, why: &str) -> Exit {
-        let exit = match glance.and_then(Glance::look) {
+        let exit = match glance.map(Glance::look) {
             None => {
                 self.error = Some(format!("ended at once by {why}: no device was in use"));
                 Exit::NotUsable
             }
-            Some(seen) => {
+            Some(None) => {
+                self.error = Some(format!("ended at once by {why}: the device is closed"));
+                Exit::Wrong
+            }
+            Some(Some(seen)) => {
                 let mapped = seen.totals.live_bytes + seen.totals.quarantined_bytes;
                 let broken = match &seen.broken {
                     Some(cause) => format!("broken ({cause})"),
@@ -405,6 +409,8 @@ fn drive(
     let survived = survive(&device, &watched);
     // Whatever happened in between, the device is closed and its accounts are read.
     let closed = device.close();
+    // What is left is to say so.
+    ending.over();
     report.stray_dma = emulated.and_then(Emulated::stop);
     let (moved, broken) = match outcome {
         Ok(outcome) => outcome,
