@@ -117,6 +117,7 @@ pub(crate) fn main(parts: &[String], write: bool) -> Result<ExitCode> {
     }
     for file in measured.files.iter().filter(|_| write) {
         let path = root().join(&file.path);
+        fs::create_dir_all(path.parent().unwrap_or(&path))?;
         fs::write(&path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     for what in &measured.skipped {
