@@ -28,6 +28,7 @@ use crate::ladder::{Deadlines, Function, RevocationReport};
 use crate::life::{Life, Tally};
 use crate::name::last_resort;
 use crate::provider::{Config, Limits, Link, MacAddress, ProviderError, Statistics};
+use crate::rss::{RssError, Settings};
 use crate::watch::{self, Removal, Watch};
 
 mod closing;
@@ -112,6 +113,9 @@ pub enum DeviceError {
     /// Its family's initialisation failed.
     #[error(transparent)]
     Provider(#[from] ProviderError),
+    /// What it receives cannot be spread as the configuration says.
+    #[error(transparent)]
+    Rss(#[from] RssError),
     /// The register that is to show a reset does not keep a value: no reset could be proven.
     #[error(
         "{device}: the register that is to show that a reset happened does not take a value ({source}): is it the device that its ids say?"
@@ -157,7 +161,7 @@ pub enum DeviceError {
 
 /// Between two looks at the link.
 const LINK_LOOK: Duration = Duration::from_millis(1);
-/// MSI-X vectors that are routed: one, for the receive queue.
+/// MSI-X vectors that are routed without RSS: one, for receive queue 0.
 const VECTORS: u32 = 1;
 
 /// One opened function.
@@ -182,6 +186,8 @@ pub(crate) struct Inner {
     given_up: OnceLock<Cause>,
     driver: Driver,
     config: Config,
+    /// How received frames are spread, now and in its next life. Locked before a life's own.
+    rss: Mutex<Option<Settings>>,
     tally: Arc<Tally>,
     /// Whose threads serve it.
     process: Process,
@@ -268,6 +274,20 @@ impl Device {
         let window = Window::open(transport.clone(), Generation::FIRST, 0, driver.bar_bytes)?;
         let mut provider = driver.provider(window.clone(), clock.clone());
         let (limits, canary) = (provider.limits(), provider.canary());
+        let rss = config.rss.map(|rss| Settings {
+            rss,
+            over: limits.queues,
+        });
+        if let Some(Settings { rss, .. }) = &rss {
+            if !provider.has_rss() {
+                return Err(DeviceError::Rss(RssError::Unsupported {
+                    device: transport.name().to_owned(),
+                    part: provider.part(),
+                }));
+            }
+            rss.check(transport.name(), limits.queues)?;
+        }
+        let vectors = rss.map_or(VECTORS, |_| limits.queues);
         let reset = Reset {
             transport: &*transport,
             command: &command,
@@ -302,7 +322,7 @@ impl Device {
             gate: Gate::default(),
             window: own,
             space: AddressSpace::new(transport.clone(), limits.address_mask, clock.clone())?,
-            interrupts: Interrupts::route(transport.clone(), VECTORS)?,
+            interrupts: Interrupts::route(transport.clone(), vectors)?,
             clock,
             pending,
             detached: AtomicBool::new(false),
@@ -322,6 +342,7 @@ impl Device {
             Generation::FIRST,
             window,
             provider,
+            rss,
         )?;
         let inner = Arc::new(Inner {
             life: Mutex::new(life.clone()),
@@ -331,6 +352,7 @@ impl Device {
             recovery: Mutex::default(),
             driver,
             config: *config,
+            rss: Mutex::new(rss),
             tally,
             process: Process::this(),
             function,
@@ -563,6 +585,16 @@ impl Inner {
 
     pub(crate) fn function(&self) -> &Arc<Function> {
         &self.function
+    }
+
+    /// How received frames are spread; for a look or a change.
+    pub(crate) fn rss(&self) -> MutexGuard<'_, Option<Settings>> {
+        self.rss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this process drives it: a child of fork does not.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process.is_this()
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {

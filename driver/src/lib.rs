@@ -22,6 +22,7 @@ pub mod open;
 pub mod owned;
 pub mod port;
 pub mod provider;
+pub mod rss;
 #[cfg(feature = "smoltcp")]
 pub mod smoltcp;
 pub mod supervisor;

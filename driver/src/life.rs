@@ -21,6 +21,7 @@ use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
 use crate::provider::{
     Limits, NotStopped, Position, Provider, ProviderError, RingSpec, Statistics,
 };
+use crate::rss::{Settings, Spread};
 
 /// What a function's lives have in common and its handles add to.
 #[derive(Debug)]
@@ -68,6 +69,8 @@ pub struct Life {
     send_queues: AtomicU64,
     objects: AtomicUsize,
     receiving: Mutex<Receiving>,
+    /// How received frames are spread, where they are. Locked before the provider.
+    spread: Mutex<Option<Spread>>,
     longest_frame: u32,
     limits: Limits,
     generation: Generation,
@@ -85,6 +88,7 @@ impl Life {
         generation: Generation,
         window: Arc<Window>,
         provider: Box<dyn Provider>,
+        rss: Option<Settings>,
     ) -> Result<Arc<Self>, DeviceError> {
         let lifecycle = Arc::<Lifecycle>::default();
         let watched = Watched {
@@ -109,6 +113,7 @@ impl Life {
             send_queues: AtomicU64::new(0),
             objects: AtomicUsize::new(0),
             receiving: Mutex::default(),
+            spread: Mutex::new(rss.map(Spread::new)),
             generation,
             tally,
             process: Process::this(),
@@ -230,6 +235,46 @@ impl Life {
         self.receiving
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets receive queue `number` have its part of what is spread, once it has its descriptors, or
+    /// leaves it out, before it is stopped.
+    pub(crate) fn spread_to(&self, number: u32, runs: bool) {
+        self.change_spread(|spread, provider| {
+            let bit = 1u64.checked_shl(number).unwrap_or(0);
+            spread.running = match runs {
+                true => spread.running | bit,
+                false => spread.running & !bit,
+            };
+            spread.tell(provider);
+        });
+    }
+
+    /// Spreads otherwise what it receives.
+    pub(crate) fn set_rss(&self, settings: &Settings) {
+        self.change_spread(|spread, provider| {
+            if spread.settings == *settings {
+                return;
+            }
+            spread.settings = *settings;
+            provider.set_rss(&settings.rss);
+            spread.tell(provider);
+        });
+    }
+
+    /// Of a device that spreads what it receives, and is not broken: the next life is told anew.
+    fn change_spread(&self, change: impl FnOnce(&mut Spread, &mut dyn Provider)) {
+        let mut spread = self.spread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(spread) = &mut *spread
+            && !self.lifecycle.is_broken()
+        {
+            change(spread, &mut **self.provider());
+            let running = spread.running;
+            self.note(
+                Control::Command,
+                format_args!("RSS over receive queues {running:#x} (a bit each)"),
+            );
+        }
     }
 
     /// Objects that use it.

@@ -29,6 +29,7 @@ use crate::device::DeviceError;
 use crate::flight::Control;
 use crate::life::Life;
 use crate::provider::ProviderError;
+use crate::rss::RssError;
 
 /// An object that was not made. Nothing is left of it.
 #[derive(Debug, Error)]
@@ -72,6 +73,9 @@ pub enum CreateError {
     /// The device refused.
     #[error(transparent)]
     Provider(#[from] ProviderError),
+    /// Received frames cannot be spread over several queues.
+    #[error(transparent)]
+    Rss(#[from] RssError),
     /// The completion queue has no room for the completions of so many requests.
     #[error(
         "{device}: the completion queue has {free} of {capacity} entries left, the queue posts up to {needed}"

@@ -1,4 +1,5 @@
-//! An Ethernet port: one receive and one send queue, and the frames that pass through them.
+//! An Ethernet port: one receive and one send queue, and the frames that pass through them. A device
+//! has as many as it has pairs of queues.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use crate::objects::{
     Cq, CreateError, Mr, Pd, QueueInit, RX_LEAST, Rq, Sq, TX_LEAST, check_entries,
 };
 use crate::owned::{Object, Owned};
+use crate::provider::ProviderError;
+use crate::rss::RssError;
 
 /// A port's sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +78,8 @@ pub struct Port {
     tx_cq: Owned<Cq>,
     pd: Owned<Pd>,
     config: PortConfig,
+    /// Of both queues.
+    number: u32,
     carried: Carried,
     /// Received before a break, and not asked for until the queue was carried.
     backlog: Vec<Frame>,
@@ -110,6 +115,85 @@ impl Port {
     ///
     /// [`CreateError`]; nothing is left then.
     pub fn open(device: &Device, config: &PortConfig) -> Result<Self, CreateError> {
+        Self::open_queue(device, config, 0)
+    }
+
+    /// Makes `count` ports, of queues 0 to `count` - 1, and spreads over them what the device
+    /// receives ([`crate::rss`]); it is to be opened with [`Config::rss`], unless there is only one.
+    ///
+    /// Each port is for one thread and shares nothing with the others: it has memory of its own,
+    /// about `frame_size` times all of its frames (2.6 MB by default, so that 16 ports pin 42 MB),
+    /// and is carried across a recovery by its own next burst, whether others burst or not. Until a
+    /// port is carried, and after it is dropped, the others receive its flows.
+    ///
+    /// ```no_run
+    /// # fn forward(transport: std::sync::Arc<dyn failstop::pci::transport::Transport>)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// use failstop::device::Device;
+    /// use failstop::port::{Port, PortConfig};
+    /// use failstop::provider::Config;
+    /// use failstop::rss::Rss;
+    ///
+    /// let config = Config { rss: Some(Rss::default()), ..Config::default() };
+    /// let device = Device::open(transport, &config)?;
+    /// let ports = Port::open_many(&device, &PortConfig::default(), 4)?;
+    /// std::thread::scope(|scope| {
+    ///     for mut port in ports {
+    ///         let device = &device;
+    ///         scope.spawn(move || {
+    ///             let mut frames = port.take_frames(32).unwrap_or_default();
+    ///             while device.broken().is_none() {
+    ///                 let received = port.rx_burst(&mut frames);
+    ///                 port.tx_burst(&mut frames[..received]);
+    ///             }
+    ///         });
+    ///     }
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// [`Config::rss`]: crate::provider::Config
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError`]: [`CreateError::Rss`] without RSS; no port is left then.
+    pub fn open_many(
+        device: &Device,
+        config: &PortConfig,
+        count: u32,
+    ) -> Result<Vec<Self>, CreateError> {
+        let most = device.limits().queues;
+        if !(1..=most).contains(&count) {
+            return Err(CreateError::Provider(ProviderError::OutOfRange {
+                device: device.name().to_owned(),
+                what: "the number of ports",
+                value: count.into(),
+                least: 1,
+                most: most.into(),
+            }));
+        }
+        match device.spread_over(count) {
+            // One takes everything without being told.
+            Err(RssError::Off { .. }) if count == 1 => {}
+            other => other?,
+        }
+        (0..count)
+            .map(|number| Self::open_queue(device, config, number))
+            .collect()
+    }
+
+    /// Makes queue `number` of each direction, with memory of their own. Without RSS only queue 0
+    /// receives.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError`]; nothing is left then.
+    pub fn open_queue(
+        device: &Device,
+        config: &PortConfig,
+        number: u32,
+    ) -> Result<Self, CreateError> {
         let life = device.life();
         // Before memory is mapped for rings that are then refused.
         check_entries(&life, config.rx_entries, RX_LEAST)?;
@@ -120,7 +204,7 @@ impl Port {
             .saturating_add(config.tx_entries)
             .saturating_add(config.spare_frames);
         let (mr, mut pool) = pd.register(frames, config.frame_size)?;
-        let (rq, sq, rx_cq, tx_cq) = queues(config, &pd, &mr, &mut pool)?;
+        let (rq, sq, rx_cq, tx_cq) = queues(config, number, &pd, &mr, &mut pool)?;
         Ok(Self {
             rq,
             sq,
@@ -130,6 +214,7 @@ impl Port {
             tx_cq,
             pd,
             config: *config,
+            number,
             carried: Carried::default(),
             backlog: Vec::new(),
             next_rq: None,
@@ -258,7 +343,13 @@ impl Port {
         }
         let start = Instant::now();
         // Also when they could not be made the last time.
-        let (rq, sq, rx_cq, tx_cq) = queues(&self.config, &self.pd, &self.mr, &mut self.pool)?;
+        let (rq, sq, rx_cq, tx_cq) = queues(
+            &self.config,
+            self.number,
+            &self.pd,
+            &self.mr,
+            &mut self.pool,
+        )?;
         (self.sq, self.rx_cq, self.tx_cq) = (sq, rx_cq, tx_cq);
         if self.backlog.is_empty() {
             self.rq = rq;
@@ -298,6 +389,12 @@ impl Port {
     #[must_use]
     pub fn carried(&self) -> Carried {
         self.carried
+    }
+
+    /// Which of the device's queues it has, of each direction.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Takes a frame, of length 0.
@@ -371,9 +468,10 @@ impl Port {
 
 type Queues = (Owned<Rq>, Owned<Sq>, Owned<Cq>, Owned<Cq>);
 
-/// Queue 0 of each direction, and where they complete.
+/// Queue `number` of each direction, and where they complete.
 fn queues(
     config: &PortConfig,
+    number: u32,
     pd: &Owned<Pd>,
     mr: &Owned<Mr>,
     pool: &mut Pool,
@@ -386,7 +484,7 @@ fn queues(
         mr,
         pool: &mut *pool,
         entries: config.rx_entries,
-        number: 0,
+        number,
     })?;
     let sq = pd.create_sq(QueueInit {
         pd,
@@ -394,7 +492,7 @@ fn queues(
         mr,
         pool,
         entries: config.tx_entries,
-        number: 0,
+        number,
     })?;
     Ok((rq, sq, rx_cq, tx_cq))
 }

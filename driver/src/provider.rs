@@ -13,6 +13,7 @@ use failstop_pci::window::{Doorbell, NoAnswer, Stopped, Window};
 use thiserror::Error;
 
 use crate::name::last_resort;
+use crate::rss::{Rss, Table};
 
 /// A device that could not be brought up.
 #[derive(Debug, Error)]
@@ -109,6 +110,9 @@ pub struct Config {
     /// The longest frame, in bytes, without the frame check sequence: 1514 for standard Ethernet,
     /// 1518 with a VLAN tag.
     pub longest_frame: u32,
+    /// Spread received frames over several receive queues; none has all in queue 0. See
+    /// [`crate::rss`] for what can be changed later.
+    pub rss: Option<Rss>,
 }
 
 impl Default for Config {
@@ -117,6 +121,7 @@ impl Default for Config {
             promiscuous: false,
             loopback: false,
             longest_frame: 1518,
+            rss: None,
         }
     }
 }
@@ -300,7 +305,14 @@ pub trait Provider: Send + fmt::Debug {
         None
     }
 
-    /// Resets the device and sets it up, queues disabled, interrupts masked.
+    /// Whether it can spread received frames over several receive queues.
+    fn has_rss(&self) -> bool {
+        false
+    }
+
+    /// Resets the device and sets it up, queues disabled, interrupts masked. Where [`Config::rss`]
+    /// says so, received frames are hashed, and all go to queue 0 until
+    /// [`Provider::set_rss_table`]; only asked of a device that [has RSS](Provider::has_rss).
     ///
     /// # Errors
     ///
@@ -323,6 +335,13 @@ pub trait Provider: Send + fmt::Debug {
 
     /// Receives every frame, or only those for us.
     fn set_promiscuous(&mut self, on: bool);
+
+    /// Changes key and hash types of a device that was brought up with RSS; its table stays.
+    fn set_rss(&mut self, _rss: &Rss) {}
+
+    /// Gives a device that was brought up with RSS its indirection table. Every queue that it names
+    /// is one that the part has.
+    fn set_rss_table(&mut self, _table: &Table) {}
 
     /// Gives receive queue `queue` its ring and enables it; no descriptor is posted yet. The
     /// returned doorbell posts them.

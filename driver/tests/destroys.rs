@@ -12,6 +12,7 @@ use failstop::device::{Device, DeviceError};
 use failstop::objects::CreateError;
 use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
+use failstop::rss::Rss;
 use failstop_dma::ledger::State;
 use failstop_pci::clock::Clock;
 use failstop_pci::peer::Peer;
@@ -450,6 +451,12 @@ const COMMANDS: &[(&str, On)] = &[
     ("start_tx", On::Create(create_sq)),
     ("stop_tx", On::Destroy),
     ("canary", On::BringUp),
+    ("has_rss", On::BringUp),
+    (
+        "set_rss",
+        On::Look(|device| assert!(device.set_rss(&Rss::default()).is_err())),
+    ),
+    ("set_rss_table", On::Destroy),
     ("software_reset", On::BringUp),
     (
         "statistics",

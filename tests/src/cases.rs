@@ -5,6 +5,7 @@ use crate::net;
 
 mod breaking;
 mod life;
+mod queues;
 mod sleep;
 mod traffic;
 mod windows;
@@ -14,7 +15,9 @@ mod windows;
 pub enum Needs {
     /// A device that can loop back what it sends.
     Loopback,
-    /// The same, behind kernel VFIO: a mapped BAR, a real IOMMU.
+    /// The same, with 16 queues of each direction and RSS.
+    Rss,
+    /// A device that can loop back, behind kernel VFIO: a mapped BAR, a real IOMMU.
     KernelVfio,
     /// The same, on a machine whose settings the case may change: a guest.
     OwnMachine,
@@ -82,6 +85,14 @@ pub const CASES: &[Case] = cases! {
         c26_a_frame_that_came_before_the_sleep_is_not_left_lying,
         a_sleep_without_frames_times_out,
         a_sleeper_outlasts_the_send_queue_beside_it,
+    }
+    Rss: queues {
+        every_flow_arrives_in_the_queue_that_its_hash_names,
+        a_port_that_goes_leaves_its_flows_to_the_others,
+        breaks_from_every_thread_in_traffic_are_one_ladder,
+        a_port_is_carried_while_the_others_do_not_poll,
+        a_close_under_ports_on_threads_leaves_nothing,
+        c26_a_sleeper_on_each_queue_is_woken_by_its_own_frame,
     }
     Loopback: net {
         what_a_stack_queues_goes_out_in_order_and_comes_back,

@@ -1,17 +1,22 @@
 //! Devices that misbehave: what the driver makes of them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use failstop::device::{Device, DeviceError};
+use failstop::events::DeviceEvent;
 use failstop::ladder::Word;
 use failstop::name::DeviceName;
 use failstop::port::{Port, PortConfig};
 use failstop::provider::ProviderError;
 use failstop::queues::lifecycle::Cause;
+use failstop::rss::Table;
 use failstop_emulator::{Emulator, Options, Running};
 use libtest_mimic::{Failed, Trial};
 
-use crate::fixture::{Fixture, Outcome, ensure, ensure_eq, self_addressed, send};
+use crate::fixture::{Fixture, Outcome, close_clean, ensure, ensure_eq, self_addressed, send};
+use crate::flows::{self, QUEUES, Round, THREADS};
 
 /// A case with an emulator of its own, which it makes misbehave.
 type FaultCase = fn(&Fixture, &mut Running) -> Outcome;
@@ -28,6 +33,10 @@ const CASES: &[(&str, FaultCase)] = &[
     (
         "c11_frames_that_came_home_are_not_written_any_more",
         frames_stay_untouched,
+    ),
+    (
+        "c1_one_queue_of_sixteen_that_does_not_stop_breaks_the_device_once_for_all",
+        one_queue_of_many_stuck,
     ),
     ("c32_all_zero_is_no_acknowledgement", gone_reads_zero),
     ("c32_all_ones_is_no_acknowledgement", gone_reads_ones),
@@ -148,7 +157,7 @@ fn frames_stay_untouched(fixture: &Fixture, emulator: &mut Running) -> Outcome {
     for frame in &mut frames {
         frame.fill(&POISON)?;
     }
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     let mut bytes = [0; POISON.len()];
     for frame in &frames {
         frame.copy_to(&mut bytes);
@@ -182,6 +191,56 @@ fn send_queue_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {
     ensure_ended(device, End::Stopped, |cause| {
         matches!(cause, Cause::StopFailed { .. })
     })
+}
+
+/// Fifteen others are in traffic on four threads meanwhile (R4) (R7).
+fn one_queue_of_many_stuck(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    const STUCK: u32 = 5;
+    let device = flows::open(fixture)?;
+    let mut ports = Port::open_many(&device, &flows::port_config(), QUEUES)?;
+    let owner = flows::by(Table::even(QUEUES));
+    Round::new(&device, flows::all(), (1, 1024), &owner).go(&mut ports)?;
+    let stuck = ports.remove(STUCK as usize);
+    emulator.fault("rxq-stuck@destroy=1")?;
+    let (mac, stop) = (device.mac(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for mine in ports.chunks_mut(THREADS) {
+            let stop = &stop;
+            scope.spawn(move || flows::blast(mac, mine, stop));
+        }
+        thread::sleep(Duration::from_millis(20));
+        // Returns on the verdict.
+        drop(stuck);
+        stop.store(true, Ordering::Relaxed);
+    });
+    let cause = device.broken().ok_or("the device is not broken")?;
+    ensure(matches!(cause, Cause::StopFailed { .. }), || {
+        format!("broken for another reason: {cause}")
+    })?;
+    let report = device.revocation().ok_or("no ladder ran")?;
+    ensure(report.is_stopped(), || report.to_string())?;
+    let told = std::iter::from_fn(|| device.events().try_next());
+    let breaks = told.filter(|event| matches!(event, DeviceEvent::Broken { .. }));
+    ensure_eq(breaks.count(), 1, "breaks told")?;
+    ensure_eq(device.ledger().lines(), Vec::new(), "ledger")?;
+    for port in &mut ports {
+        let mut frames = port.take_frames(1).ok_or("no frame")?;
+        ensure_eq(port.tx_burst(&mut frames), 0, "frames sent")?;
+        while port.rx_burst(&mut frames) > 0 {}
+    }
+    ensure_eq(flows::completions(&mut ports).outstanding(), 0, "requests")?;
+    emulator.clear_faults()?;
+    device.recover()?;
+    ensure(device.wait_link(Duration::from_secs(5)).up, || {
+        "no link after the recovery".into()
+    })?;
+    flows::carry(&mut ports, 1)?;
+    ports.push(Port::open_queue(&device, &flows::port_config(), STUCK)?);
+    Round::new(&device, flows::all(), (2000, 2048), &owner).go(&mut ports)?;
+    drop(ports);
+    close_clean(device)?;
+    let stray = emulator.stats()?.stray.total();
+    ensure_eq(stray, 0, "accesses to memory that was released")
 }
 
 fn gone_reads_zero(fixture: &Fixture, emulator: &mut Running) -> Outcome {
@@ -235,7 +294,7 @@ fn reset_ends_it(fixture: &Fixture, emulator: &mut Running) -> Outcome {
     drop(port);
     device.transport().reset()?;
     let before = emulator.stats()?;
-    std::thread::sleep(Duration::from_millis(50));
+    thread::sleep(Duration::from_millis(50));
     let after = emulator.stats()?;
     ensure_eq(after.dma, before.dma, "DMA after a reset")?;
     ensure_eq(after.queues, (0, 0), "queues that run after a reset")?;

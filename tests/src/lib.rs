@@ -9,6 +9,7 @@ pub mod bench;
 pub mod cases;
 pub mod faults;
 pub mod fixture;
+pub mod flows;
 pub mod kernel;
 mod net;
 pub mod plan;

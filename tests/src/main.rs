@@ -1,9 +1,21 @@
 //! Runs the suite on the device that `FAILSTOP_DEVICE` names.
 
+use failstop::igb::{Part, VENDOR};
 use failstop_tests::adversary::guest;
 use failstop_tests::cases::{CASES, Needs};
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::{Arguments, Trial};
+
+/// Whether the environment names a PCI function that is one.
+fn is_82576() -> bool {
+    let id = std::env::var("FAILSTOP_DEVICE").and_then(|name| {
+        let path = format!("/sys/bus/pci/devices/{name}/device");
+        Ok(std::fs::read_to_string(path).unwrap_or_default())
+    });
+    let id = id.unwrap_or_default();
+    let id = u16::from_str_radix(id.trim().trim_start_matches("0x"), 16);
+    id.is_ok_and(|id| Part::of(VENDOR, id) == Some(Part::I82576))
+}
 
 fn main() -> std::process::ExitCode {
     let mut arguments = Arguments::from_args();
@@ -15,6 +27,7 @@ fn main() -> std::process::ExitCode {
     let offered = |needs| match needs {
         Needs::Loopback => true,
         Needs::KernelVfio => !emulated,
+        Needs::Rss => emulated || is_82576(),
         // Only guests of the QEMU tier have a topology.
         Needs::OwnMachine => std::env::var_os("FAILSTOP_TOPOLOGY").is_some(),
         // Whoever took it down says so.

@@ -111,6 +111,14 @@ const DEVICE: &[Needs] = &[
     Needs::OwnMachine,
     Needs::LinkDown,
 ];
+/// An 82576.
+const IGB: &[Needs] = &[
+    Needs::Loopback,
+    Needs::Rss,
+    Needs::KernelVfio,
+    Needs::OwnMachine,
+    Needs::LinkDown,
+];
 
 const FLR: &[Reset] = &[Reset {
     role: "igb",
@@ -149,7 +157,7 @@ pub const PLANS: &[Plan] = &[
         device: "igb",
         machine: Some(Machine::TwoIgb),
         iommu: BOTH,
-        offers: DEVICE,
+        offers: IGB,
         resets: FLR,
     },
     Plan {
@@ -158,7 +166,7 @@ pub const PLANS: &[Plan] = &[
         device: "igb",
         machine: Some(Machine::TwoIgb),
         iommu: CONTAINER,
-        offers: DEVICE,
+        offers: IGB,
         resets: FLR,
     },
     Plan {

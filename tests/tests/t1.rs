@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let suite = CASES
         .iter()
-        .filter(|case| case.needs == Needs::Loopback)
+        .filter(|case| matches!(case.needs, Needs::Loopback | Needs::Rss))
         .map(|case| Trial::test(format!("emulated/{}", case.name), || on_emulator(case)));
     let trials = suite
         .chain(faults::trials())

@@ -150,7 +150,7 @@ fn main() -> ExitCode {
     );
     for case in CASES
         .iter()
-        .filter(|case| matches!(case.needs, Needs::Loopback | Needs::KernelVfio))
+        .filter(|case| matches!(case.needs, Needs::Loopback | Needs::Rss | Needs::KernelVfio))
     {
         trial(
             format!("vfio/{}", case.name),

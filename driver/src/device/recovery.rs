@@ -18,6 +18,7 @@ use crate::flight::Control;
 use crate::ladder::{self, RevocationReport, Watched};
 use crate::life::Life;
 use crate::name::last_resort;
+use crate::provider::Config;
 use crate::watch::Watch;
 
 /// A device that was not recovered. It stays as it was: fenced, if it was broken.
@@ -232,12 +233,18 @@ impl Inner {
         if watch.map(Watch::errors) != errors {
             life.break_device(Cause::BusError);
         }
+        // Held until the life is there: whoever changes it later finds this one.
+        let settings = self.rss();
+        if let Some(settings) = &*settings {
+            life.set_rss(settings);
+        }
         {
             let mut present = self.life.lock().unwrap_or_else(PoisonError::into_inner);
             *present = life;
             self.generation
                 .store(generation.number(), Ordering::Release);
         }
+        drop(settings);
         steps.ended(RecoveryStep::Armed);
         Ok(generation)
     }
@@ -261,7 +268,12 @@ impl Inner {
         )?;
         steps.ended(RecoveryStep::Reopened);
         let mut provider = self.driver.provider(window.clone(), function.clock.clone());
-        provider.bring_up(&self.config)?;
+        let settings = *self.rss();
+        let config = Config {
+            rss: settings.map(|settings| settings.rss),
+            ..self.config
+        };
+        provider.bring_up(&config)?;
         steps.ended(RecoveryStep::BroughtUp);
         function.plant().map_err(|source| DeviceError::Canary {
             device: function.transport.name().to_owned(),
@@ -274,6 +286,7 @@ impl Inner {
             generation,
             window,
             provider,
+            settings,
         )
     }
 }

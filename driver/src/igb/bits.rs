@@ -4,6 +4,8 @@
 
 use bitflags::bitflags;
 
+use crate::rss::HashTypes;
+
 pub use crate::intel::bits::{
     AddressHigh, Control, ControlExtended, EepromControl, EepromRead, Mdi, ReceiveChecksum,
     ReceiveControl, Status, TransmitControl,
@@ -171,6 +173,24 @@ bitflags! {
     }
 }
 
+impl MultipleReceive {
+    /// RSS over what `types` name. Of TCP over IPv6 both bits: one of them alone is looked at by
+    /// some parts and models.
+    #[must_use]
+    pub fn rss(types: HashTypes) -> Self {
+        let fields = [
+            (HashTypes::IPV4, Self::IPV4),
+            (HashTypes::TCP_IPV4, Self::TCP_IPV4),
+            (HashTypes::UDP_IPV4, Self::UDP_IPV4),
+            (HashTypes::IPV6, Self::IPV6),
+            (HashTypes::TCP_IPV6, Self::TCP_IPV6 | Self::TCP_IPV6_EX),
+            (HashTypes::UDP_IPV6, Self::UDP_IPV6),
+        ];
+        let set = fields.into_iter().filter(|(of, _)| types.contains(*of));
+        set.fold(Self::RSS, |all, (_, field)| all | field)
+    }
+}
+
 failstop_pci::register_value!(
     GeneralInterrupt,
     InterruptCause,
@@ -261,6 +281,15 @@ mod tests {
     #[test]
     fn a_2_kib_buffer_is_2_in_srrctl() {
         assert_eq!(SplitReceive::one_buffer(2048).bits(), 0x0200_0002);
+    }
+
+    // The value that Linux writes for the same fields, but for UDP's.
+    #[test]
+    fn the_default_hash_types_are_linux_s() {
+        assert_eq!(
+            MultipleReceive::rss(HashTypes::default()).bits(),
+            0x0037_0002
+        );
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::provider::{
     Config, Formats, Limits, Link, MacAddress, NotStopped, Position, Provider, ProviderError,
     RingSpec, SoftwareReset, Statistics,
 };
+use crate::rss::{Rss, TABLE_ENTRIES, Table};
 
 /// The longest packet that the family takes, in bytes, frame check sequence included. §8.10
 const LONGEST_PACKET: u32 = 9728;
@@ -71,6 +72,8 @@ pub(crate) struct Igb {
     counted: Statistics,
     /// One bit for each receive queue that was started since the device was brought up.
     receiving: u16,
+    /// What the indirection table holds; nothing before the first bring-up.
+    table: Option<Table>,
 }
 
 impl Igb {
@@ -82,6 +85,7 @@ impl Igb {
             longest_packet: 0,
             counted: Statistics::default(),
             receiving: 0,
+            table: None,
         }
     }
 
@@ -126,14 +130,19 @@ impl Igb {
         let registers = &self.mac.registers;
         self.mac
             .set_address(self.address, self.part.receive_addresses().min(16));
-        registers.write(reg::MRQC, MultipleReceive::empty());
-        registers.write(
-            reg::RXCSUM,
-            ReceiveChecksum::IPOFLD | ReceiveChecksum::TUOFLD,
-        );
+        let checked = ReceiveChecksum::IPOFLD | ReceiveChecksum::TUOFLD;
+        if config.rss.is_none() {
+            registers.write(reg::MRQC, MultipleReceive::empty());
+            registers.write(reg::RXCSUM, checked);
+        } else {
+            // Hash and packet checksum share a field of the descriptor. §7.1.2.8
+            registers.write(reg::RXCSUM, checked | ReceiveChecksum::PCSD);
+        }
         self.longest_packet = config.longest_frame + FCS;
         registers.write(reg::RLPML, self.longest_packet);
-        let pool = PoolOffload::LPE | PoolOffload::AUPE | PoolOffload::BAM | PoolOffload::STRCRC;
+        let mut pool =
+            PoolOffload::LPE | PoolOffload::AUPE | PoolOffload::BAM | PoolOffload::STRCRC;
+        pool.set(PoolOffload::RSSE, config.rss.is_some());
         registers.write(
             reg::VMOLR,
             pool | PoolOffload::from_bits_retain(self.longest_packet),
@@ -183,6 +192,10 @@ impl Provider for Igb {
         Formats::Advanced
     }
 
+    fn has_rss(&self) -> bool {
+        true
+    }
+
     fn bring_up(&mut self, config: &Config) -> Result<(), ProviderError> {
         let limits = self.limits();
         if !(60..=limits.longest_frame).contains(&config.longest_frame) {
@@ -200,6 +213,12 @@ impl Provider for Igb {
         self.address = self.mac.load_address()?;
         self.start_link(config.loopback)?;
         self.set_filters(config);
+        // Before the receiver is enabled: RSS is not turned on under it.
+        if let Some(rss) = &config.rss {
+            self.table = None;
+            self.set_rss_table(&Table([0; TABLE_ENTRIES]));
+            self.set_rss(rss);
+        }
         self.statistics();
         self.counted = Statistics::default();
         self.receiving = 0;
@@ -237,6 +256,28 @@ impl Provider for Igb {
         self.mac
             .registers
             .update(reg::RCTL, |rctl| if on { rctl | both } else { rctl - both });
+    }
+
+    fn set_rss(&mut self, rss: &Rss) {
+        let registers = &self.mac.registers;
+        for (word, bytes) in (0..).zip(rss.key.as_chunks::<4>().0) {
+            registers.write(reg::RSSRK.of(word, WORD_STRIDE), u32::from_le_bytes(*bytes));
+        }
+        registers.write(reg::MRQC, MultipleReceive::rss(rss.types));
+    }
+
+    fn set_rss_table(&mut self, table: &Table) {
+        let registers = &self.mac.registers;
+        let words = |table: &Table| table.0.as_chunks::<4>().0.to_vec();
+        let written = self.table.as_ref().map(words).unwrap_or_default();
+        for (word, entries) in words(table).into_iter().enumerate() {
+            // In traffic, and each write may be a message: only what changes.
+            if written.get(word) != Some(&entries) {
+                let register = reg::RETA.of(word as u32, WORD_STRIDE);
+                registers.write(register, u32::from_le_bytes(entries));
+            }
+        }
+        self.table = Some(*table);
     }
 
     fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {

@@ -165,7 +165,7 @@ bitflags! {
         const TUOFLD = 1 << 9;
         /// Check SCTP CRCs.
         const CRCOFL = 1 << 11;
-        /// Write the packet checksum instead of the RSS hash.
+        /// Packet checksum disable: descriptors have the RSS hash instead.
         const PCSD = 1 << 13;
         const _ = !0;
     }

@@ -53,10 +53,11 @@ impl Owned<Pd> {
         };
         let layout = layout(&life);
         let rx = RxRing::new(layout, ring, spec.buffer, bell, life.lifecycle().clone());
-        // One vector wakes one sleeper: with two, each would take what woke the other.
-        let event = life.interrupts().vector(0).filter(|_| place.number == 0);
+        // A vector for each queue: with one for two sleepers, each would take what woke the other.
+        let vector = place.number;
+        let event = life.interrupts().vector(vector);
         let sleep = event.and_then(|event| {
-            let (arm, value) = life.provider().route_rx_interrupt(place.number, 0)?;
+            let (arm, value) = life.provider().route_rx_interrupt(place.number, vector)?;
             Some(Sleep {
                 arm,
                 value,
@@ -74,6 +75,7 @@ impl Owned<Pd> {
             rx.start();
         }
         life.began_to_receive();
+        life.spread_to(queue.place.number, true);
         Ok(queue)
     }
 }
@@ -144,9 +146,10 @@ impl Rq {
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector, and for any receive
-    /// queue but number 0, which has the only one; otherwise when the
-    /// kernel refuses to wait.
+    /// [`io::ErrorKind::Unsupported`] where the device has no MSI-X vector for the queue: each has
+    /// its own, as far as the function has any (the 82576 has 10), and without RSS
+    /// ([`Config::rss`](crate::provider::Config)) only queue 0 has one; otherwise when the kernel
+    /// refuses to wait.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let sleep = self.sleep.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         if !self.place.life.is_ours() {
@@ -201,7 +204,14 @@ impl Rq {
 
 impl Object for Rq {
     fn stop(&mut self) -> Result<Release, Refusal> {
-        self.place.stop()
+        let (life, number) = (&self.place.life, self.place.number);
+        // First: what still came for it would be lost without a word.
+        life.spread_to(number, false);
+        let stopped = self.place.stop();
+        if let Err(Refusal::Busy(_)) = stopped {
+            life.spread_to(number, true);
+        }
+        stopped
     }
 
     fn let_go(mut self, release: Release) {

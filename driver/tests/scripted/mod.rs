@@ -21,6 +21,7 @@ use failstop::objects::{Cq, CreateError, Mr, Pd, QueueInit, Rq, Sq};
 use failstop::owned::Owned;
 use failstop::port::PortConfig;
 use failstop::provider::Config;
+use failstop::rss::Rss;
 use failstop_dma::region::Pool;
 use failstop_pci::clock::Clock;
 use failstop_pci::reset::Canary;
@@ -146,6 +147,11 @@ impl Bench {
 
     /// As [`Bench::open`].
     pub fn try_open(&self) -> Result<Device, DeviceError> {
+        self.try_open_with(None)
+    }
+
+    /// As [`Bench::open`], with what is received spread over the queues.
+    pub fn try_open_with(&self, rss: Option<Rss>) -> Result<Device, DeviceError> {
         let (function, time, script) = (
             self.function.clone(),
             self.time.clone(),
@@ -164,6 +170,7 @@ impl Bench {
         };
         let config = Config {
             longest_frame: FRAME,
+            rss,
             ..Config::default()
         };
         Device::open_with(self.function.clone(), &config, options)

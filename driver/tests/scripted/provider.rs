@@ -12,6 +12,7 @@ use failstop::provider::{
     Config, Formats, Limits, Link, MacAddress, NotStopped, Position, Provider, ProviderError,
     RingSpec, SoftwareReset, Statistics,
 };
+use failstop::rss::{Rss, Table};
 use failstop_pci::clock::Clock;
 use failstop_pci::register::Reg;
 use failstop_pci::reset::Canary;
@@ -132,6 +133,9 @@ struct ScriptState {
     failing_bring_ups: u32,
     failing_starts: HashMap<Way, u32>,
     calls: BTreeMap<&'static str, u64>,
+    rss: Option<Rss>,
+    tables: Vec<Table>,
+    lost: Vec<String>,
 }
 
 impl Script {
@@ -172,6 +176,22 @@ impl Script {
     /// How often that command was given.
     pub fn count(&self, command: &str) -> u64 {
         self.state().calls.get(command).copied().unwrap_or(0)
+    }
+
+    /// What the device is set to hash with; none without RSS.
+    pub fn rss(&self) -> Option<Rss> {
+        self.state().rss
+    }
+
+    /// The tables that the device was given, in order.
+    pub fn tables(&self) -> Vec<Table> {
+        self.state().tables.clone()
+    }
+
+    /// Where a table that the device had, or was given, named a queue that did not run while another
+    /// did: frames were lost without a word.
+    pub fn lost(&self) -> Vec<String> {
+        self.state().lost.clone()
     }
 
     fn called(&self, command: &'static str) -> MutexGuard<'_, ScriptState> {
@@ -266,6 +286,22 @@ impl Scripted {
             .ok_or(refused)
     }
 
+    /// Looks whether the device's table names a queue that does not run though another does.
+    fn look_for_losses(&self, when: &str) {
+        let runs = |queue: u32| {
+            let register = (base(Way::Receive, queue) + RUNS).into();
+            self.function.register(register) == 1
+        };
+        let mut state = self.script.state();
+        let last = state.tables.last().copied();
+        let Some(table) = last.filter(|_| (0..QUEUES).any(runs)) else {
+            return;
+        };
+        if let Some(queue) = table.0.into_iter().find(|queue| !runs((*queue).into())) {
+            state.lost.push(format!("{when}: queue {queue}"));
+        }
+    }
+
     fn stop(&mut self, command: &'static str, way: Way, queue: u32) -> Result<Stopped, NotStopped> {
         let (mut queue, mut register) = (queue, base(way, queue) + CONTROL);
         if self.script.state().mistaken == Some((way, queue)) {
@@ -277,6 +313,7 @@ impl Scripted {
             Stop::Busy(_) => return Err(NotStopped::Busy("the device counts a reference")),
             Stop::Acknowledges => {
                 self.write(runs, 0);
+                self.look_for_losses("a stop");
                 self.write(register, THRESHOLDS);
             }
             Stop::Never => {}
@@ -360,7 +397,12 @@ impl Provider for Scripted {
         None
     }
 
-    fn bring_up(&mut self, _: &Config) -> Result<(), ProviderError> {
+    fn has_rss(&self) -> bool {
+        self.script.note("has_rss");
+        true
+    }
+
+    fn bring_up(&mut self, config: &Config) -> Result<(), ProviderError> {
         if fails(Some(&mut self.script.called("bring_up").failing_bring_ups)) {
             return Err(ProviderError::Gone {
                 device: "fake".into(),
@@ -370,6 +412,9 @@ impl Provider for Scripted {
         }
         queue_registers().for_each(|register| self.write(register, 0));
         self.write(STATUS, ALIVE);
+        let mut state = self.script.state();
+        state.rss = config.rss;
+        state.tables.clear();
         Ok(())
     }
 
@@ -400,6 +445,15 @@ impl Provider for Scripted {
 
     fn set_promiscuous(&mut self, _: bool) {
         self.script.note("set_promiscuous");
+    }
+
+    fn set_rss(&mut self, rss: &Rss) {
+        self.script.called("set_rss").rss = Some(*rss);
+    }
+
+    fn set_rss_table(&mut self, table: &Table) {
+        self.script.called("set_rss_table").tables.push(*table);
+        self.look_for_losses("a table");
     }
 
     fn start_rx(&mut self, queue: u32, ring: &RingSpec) -> Result<Doorbell, ProviderError> {

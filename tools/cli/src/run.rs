@@ -368,6 +368,7 @@ fn drive(
         promiscuous: false,
         loopback: true,
         longest_frame: options.size.max(Config::default().longest_frame),
+        rss: None,
     };
     let device = Device::open(transport, &config)?;
     let shown = options.device.to_string();
