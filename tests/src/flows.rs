@@ -177,7 +177,6 @@ pub fn toeplitz(key: &[u8], input: &[u8]) -> u32 {
 pub type Expected<'a> = dyn Fn(Flow) -> Option<u32> + Sync + 'a;
 
 /// The queue that the table names for a flow.
-#[must_use]
 pub fn by(table: Table) -> impl Fn(Flow) -> Option<u32> + Sync {
     move |flow| Some(table.0[flow.entry()].into())
 }

@@ -8,10 +8,8 @@ use libtest_mimic::{Arguments, Trial};
 
 /// Whether the environment names a PCI function that is one.
 fn is_82576() -> bool {
-    let id = std::env::var("FAILSTOP_DEVICE").and_then(|name| {
-        let path = format!("/sys/bus/pci/devices/{name}/device");
-        Ok(std::fs::read_to_string(path).unwrap_or_default())
-    });
+    let name = std::env::var("FAILSTOP_DEVICE").unwrap_or_default();
+    let id = std::fs::read_to_string(format!("/sys/bus/pci/devices/{name}/device"));
     let id = id.unwrap_or_default();
     let id = u16::from_str_radix(id.trim().trim_start_matches("0x"), 16);
     id.is_ok_and(|id| Part::of(VENDOR, id) == Some(Part::I82576))

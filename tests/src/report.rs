@@ -16,6 +16,8 @@ pub struct Report {
     pub tx_bytes: u64,
     pub lost_packets: u64,
     pub payload_errors: u64,
+    #[serde(default)]
+    pub queues: Vec<Queue>,
     pub completions: Completions,
     pub ledger: Ledger,
     pub revocation: Option<Revocation>,
@@ -36,6 +38,20 @@ pub struct Kept {
     pub iova: u64,
     pub owner: String,
     pub reason: String,
+}
+
+/// One queue pair's part.
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+#[expect(missing_docs, reason = "the fields are the README's")]
+pub struct Queue {
+    pub queue: u32,
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    pub lost_packets: u64,
+    pub payload_errors: u64,
 }
 
 /// What the ladder did.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Failed, Trial};
 
 use crate::fixture::{Outcome, ensure, ensure_eq};
-use crate::report::{self, Report};
+use crate::report::{self, Queue, Report};
 
 /// A case, by name.
 type ToolCase = (&'static str, fn() -> Outcome);
@@ -23,6 +23,11 @@ const CASES: &[ToolCase] = &[
     (
         "run_with_large_frames_ends_with_clean_accounts",
         large_frames,
+    ),
+    ("run_with_16_queues_moves_frames_over_each", sixteen_queues),
+    (
+        "a_break_of_four_queues_is_a_gap_for_each",
+        four_queues_broken_and_recovered,
     ),
     ("ctrl_c_ends_in_an_orderly_close", interrupted),
     ("sigterm_ends_in_an_orderly_close", terminated),
@@ -188,6 +193,40 @@ fn run_in_words() -> Outcome {
 fn large_frames() -> Outcome {
     let report = clean(&["run", "--seconds", "0.5", "--size", "9000", "--json"])?;
     ensure_eq(report.rx_bytes, report.rx_packets * 9000, "bytes")
+}
+
+fn sixteen_queues() -> Outcome {
+    let report = clean(&["run", "--seconds", "1", "--queues", "16", "--json"])?;
+    each_queue_moved(&report, 16)?;
+    // Rings, frames and port of each.
+    ensure_eq(report.ledger.peak_mappings, 16 * 3, "mappings")
+}
+
+fn each_queue_moved(report: &Report, queues: u32) -> Outcome {
+    let numbers: Vec<u32> = report.queues.iter().map(|queue| queue.queue).collect();
+    ensure_eq(numbers, (0..queues).collect(), "queue pairs")?;
+    let idle = report.queues.iter().find(|queue| queue.rx_packets == 0);
+    ensure(idle.is_none(), || format!("moved nothing: {idle:?}"))?;
+    let sum = |count: fn(&Queue) -> u64| report.queues.iter().map(count).sum::<u64>();
+    ensure_eq(sum(|one| one.rx_packets), report.rx_packets, "received")?;
+    ensure_eq(sum(|one| one.tx_packets), report.tx_packets, "sent")?;
+    ensure_eq(sum(|one| one.lost_packets), report.lost_packets, "lost")
+}
+
+fn four_queues_broken_and_recovered() -> Outcome {
+    let output = failstop(&[
+        "run",
+        "--seconds",
+        "1",
+        "--break-after",
+        "0.4",
+        "--queues",
+        "4",
+        "--json",
+    ])?;
+    ensure_eq(output.status.code(), Some(0), &text(&output))?;
+    let json = String::from_utf8_lossy(&output.stdout);
+    each_queue_moved(&report::check_recovered(&json, "server", None)?, 4)
 }
 
 fn ended_by(signal: nix::sys::signal::Signal, arguments: &[&str]) -> Outcome {
@@ -464,6 +503,7 @@ fn nonsense() -> Outcome {
     fails_with(&["run", "--seconds", "forever"], 2, &["forever"])?;
     fails_with(&["run", "--seconds", "-1"], 2, &[])?;
     fails_with(&["run", "--size", "1"], 2, &["60"])?;
+    fails_with(&["run", "--queues", "17"], 2, &["16"])?;
     fails_with(&["run", "--break-after", "9"], 2, &["--seconds"])?;
     fails_with(&["run", "--iommu", "magic"], 2, &["container"])?;
     fails_with(&["bind", "--", "-1"], 2, &[])?;

@@ -1,7 +1,8 @@
 //! The frames of a run: sent, received and checked, across a break of the device if there is one.
 
 use std::io::{self, IsTerminal};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Add;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::breaking::{Broken, break_and_recover};
 use crate::run::RunArgs;
 use crate::supervised::Watched;
-use crate::traffic::Generator;
+use crate::traffic::{self, Generator};
 
 /// Frames of one burst.
 const BURST: usize = 32;
@@ -24,11 +25,14 @@ const BURST: usize = 32;
 const DRAIN: Duration = Duration::from_secs(2);
 /// How long it takes at most, whatever the device goes on reporting.
 const DRAIN_AT_MOST: Duration = Duration::from_secs(5);
+/// How long after a recovery a port is waited for that is not carried yet: with many of them, each
+/// sets its queues up in turn.
+const CARRY_AT_MOST: Duration = Duration::from_secs(10);
 /// How often the rates that are shown change.
 const SHOW: Duration = Duration::from_millis(250);
 
-/// The frames of a run.
-#[derive(Default)]
+/// The frames of a run, or of one of its ports.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Moved {
     /// Frames that the device was given to send.
     pub(crate) sent: u64,
@@ -44,32 +48,57 @@ pub(crate) struct Moved {
     pub(crate) received_after: u64,
 }
 
-/// Sends and receives until time is up, then collects what is on its way. A break, if one is asked
-/// for, is a gap that does not count as time.
+impl Add for Moved {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self {
+            sent: self.sent + more.sent,
+            received: self.received + more.received,
+            received_bytes: self.received_bytes + more.received_bytes,
+            lost: self.lost + more.lost,
+            errors: self.errors + more.errors,
+            received_after: self.received_after + more.received_after,
+        }
+    }
+}
+
+/// Sends and receives until time is up, then collects what is on its way: each port on a thread of
+/// its own, with a flow of its own, which comes back to it. A break, if one is asked for, is a gap
+/// that does not count as time. Returns what each port moved.
 pub(crate) fn move_frames(
     options: &RunArgs,
     device: &Device,
-    port: &mut Port,
+    ports: &mut [Port],
     config: &PortConfig,
     (stop, watched): (&AtomicBool, &Watched),
-) -> anyhow::Result<(Moved, Option<Broken>)> {
+) -> anyhow::Result<(Vec<Moved>, Option<Broken>)> {
+    let show = &Show::new(options.is_watched() && io::stderr().is_terminal());
+    let mut flows = ports
+        .iter_mut()
+        .map(|port| Flow::new(options, device, port, config, show))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let ended = &AtomicBool::new(false);
     thread::scope(|scope| {
         let breaking = options
             .break_after()
             .map(|after| scope.spawn(move || break_and_recover(device, after, ended)));
-        let mut flow = Flow::new(options, device, port, config)?;
-        flow.run(options, device, port, breaking.as_ref(), (stop, watched));
+        thread::scope(|scope| {
+            for (flow, port) in flows.iter_mut().zip(ports) {
+                let breaking = breaking.as_ref();
+                scope.spawn(move || flow.run(options, device, port, breaking, (stop, watched)));
+            }
+        });
         ended.store(true, Ordering::Relaxed);
         let broken = breaking.and_then(|thread| thread.join().ok().flatten());
-        Ok((flow.moved, broken))
+        Ok((flows.into_iter().map(|flow| flow.moved).collect(), broken))
     })
 }
 
 type Breaking<'scope> = ScopedJoinHandle<'scope, Option<Broken>>;
 
-/// Frames under way.
-struct Flow {
+/// Frames of one port under way.
+struct Flow<'a> {
     generator: Generator,
     outgoing: Vec<Frame>,
     incoming: Vec<Frame>,
@@ -80,19 +109,27 @@ struct Flow {
     given_up: u64,
     carried: u64,
     moved: Moved,
-    show: Show,
+    show: &'a Show,
 }
 
-impl Flow {
+impl<'a> Flow<'a> {
     fn new(
         options: &RunArgs,
         device: &Device,
         port: &mut Port,
         config: &PortConfig,
+        show: &'a Show,
     ) -> anyhow::Result<Self> {
+        let flow = match device.rss() {
+            Some(rss) => Some(
+                traffic::Flow::to_queue(&rss, port.number(), options.queues())
+                    .context("no flow leads to the queue")?,
+            ),
+            None => None,
+        };
         let frames = port.take_frames(BURST);
         Ok(Self {
-            generator: Generator::new(device.mac(), options.size()),
+            generator: Generator::new(device.mac(), options.size(), flow),
             outgoing: frames.context("no frames to send")?,
             incoming: port
                 .take_frames(BURST)
@@ -101,7 +138,7 @@ impl Flow {
             given_up: 0,
             carried: port.carried().times,
             moved: Moved::default(),
-            show: Show::new(options.is_watched() && io::stderr().is_terminal()),
+            show,
         })
     }
 
@@ -116,6 +153,7 @@ impl Flow {
         let (first, carried) = (device.generation().number(), self.carried);
         let mut end = Instant::now() + options.time();
         let mut looked = Instant::now();
+        let mut shown = (0, 0);
         let mut sending = true;
         let mut over = breaking.is_none();
         let mut idle_since = None;
@@ -129,11 +167,17 @@ impl Flow {
             let broken = device.broken().is_some();
             // In a gap that is going to end, bursts are called as always.
             let gap = broken && !(over && watched.is_given_up());
-            sending = sending && (gap || !broken && now < end) && !stop.load(Ordering::Relaxed);
+            // The gap of a port ends when it is carried: only then its time goes on.
+            let due = over && breaking.is_some() && self.carried == carried;
+            let time = now < end || due && now < end + CARRY_AT_MOST;
+            sending = sending && (gap || !broken && time) && !stop.load(Ordering::Relaxed);
             if !sending && now - *stopped.get_or_insert(now) > DRAIN_AT_MOST {
                 break;
             }
             let received = self.turn(port, sending);
+            if due && self.carried != carried {
+                end = Instant::now() + options.time_after_break();
+            }
             if received > 0 {
                 idle_since = None;
             } else if !sending {
@@ -147,7 +191,10 @@ impl Flow {
             }
             if now - looked > SHOW {
                 looked = now;
-                self.show.rates(self.moved.received, self.moved.sent);
+                let moved = (self.moved.received, self.moved.sent);
+                self.show.add(moved.0 - shown.0, moved.1 - shown.1);
+                shown = moved;
+                self.show.rates();
             }
         }
         self.moved.errors = self.generator.errors;
@@ -216,28 +263,43 @@ impl Flow {
     }
 }
 
-/// Live rates on a terminal.
-struct Show(Option<(ProgressBar, Instant)>);
+/// Live rates on a terminal, of all ports together.
+struct Show {
+    bar: Option<(ProgressBar, Instant)>,
+    received: AtomicU64,
+    sent: AtomicU64,
+}
 
 impl Show {
     fn new(on: bool) -> Self {
-        Self(on.then(|| {
+        let bar = on.then(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
                 bar.set_style(style);
             }
             (bar, Instant::now())
-        }))
+        });
+        Self {
+            bar,
+            received: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+        }
     }
 
-    fn rates(&self, received: u64, sent: u64) {
-        if let Some((bar, start)) = &self.0 {
+    /// Counts frames of one port.
+    fn add(&self, received: u64, sent: u64) {
+        self.received.fetch_add(received, Ordering::Relaxed);
+        self.sent.fetch_add(sent, Ordering::Relaxed);
+    }
+
+    fn rates(&self) {
+        if let Some((bar, start)) = &self.bar {
             let seconds = start.elapsed().as_secs_f64();
-            let rate = |n: u64| n as f64 / seconds / 1000.0;
+            let rate = |n: &AtomicU64| n.load(Ordering::Relaxed) as f64 / seconds / 1000.0;
             bar.set_message(format!(
                 "received {:.0} k/s, sent {:.0} k/s",
-                rate(received),
-                rate(sent)
+                rate(&self.received),
+                rate(&self.sent)
             ));
             bar.tick();
         }
@@ -246,7 +308,7 @@ impl Show {
 
 impl Drop for Show {
     fn drop(&mut self) {
-        if let Some((bar, _)) = &self.0 {
+        if let Some((bar, _)) = &self.bar {
             bar.finish_and_clear();
         }
     }

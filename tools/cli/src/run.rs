@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::ops::Add;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +19,7 @@ use failstop::open::IommuChoice;
 use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::completions::Completions;
+use failstop::rss::Rss;
 use serde::Serialize;
 
 use crate::breaking::Broken;
@@ -44,6 +46,9 @@ pub(crate) struct RunArgs {
     /// Bytes of each frame, 60 to 9724, without the frame check sequence: 1514 is a full standard frame
     #[arg(long, default_value_t = SHORTEST, value_parser = clap::value_parser!(u32).range(i64::from(SHORTEST)..=9724))]
     size: u32,
+    /// Queue pairs, 1 to 16, each moved by a thread of its own: what comes is spread over them by RSS
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    queues: u32,
     /// How to reach the IOMMU of a PCI function: auto, container or iommufd
     #[arg(long, default_value = "auto")]
     iommu: IommuChoice,
@@ -88,6 +93,11 @@ impl RunArgs {
     /// Bytes of each frame.
     pub(crate) fn size(&self) -> u32 {
         self.size
+    }
+
+    /// Queue pairs.
+    pub(crate) fn queues(&self) -> u32 {
+        self.queues
     }
 
     /// Whether a person looks on.
@@ -157,6 +167,9 @@ pub(crate) struct Report {
     /// Frames that were on their way when the device was broken.
     lost_packets: u64,
     payload_errors: u64,
+    /// What each queue pair moved, in the order of their numbers; absent where there is one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    queues: Vec<QueueReport>,
     completions: CompletionsReport,
     ledger: LedgerReport,
     /// Memory that is not released, and why.
@@ -201,6 +214,18 @@ impl fmt::Display for Kept {
     }
 }
 
+/// One queue pair's part.
+#[derive(Serialize, Default, Clone)]
+struct QueueReport {
+    queue: u32,
+    rx_packets: u64,
+    tx_packets: u64,
+    rx_bytes: u64,
+    tx_bytes: u64,
+    lost_packets: u64,
+    payload_errors: u64,
+}
+
 #[derive(Serialize, Default, Clone)]
 struct CompletionsReport {
     posted: u64,
@@ -218,7 +243,20 @@ struct LedgerReport {
 }
 
 impl Report {
-    fn count(&mut self, moved: &Moved, size: u32) {
+    fn count(&mut self, each: &[Moved], size: u32) {
+        let queue = |(queue, moved): (u32, &Moved)| QueueReport {
+            queue,
+            rx_packets: moved.received,
+            tx_packets: moved.sent,
+            rx_bytes: moved.received_bytes,
+            tx_bytes: moved.sent * u64::from(size),
+            lost_packets: moved.lost,
+            payload_errors: moved.errors,
+        };
+        if each.len() > 1 {
+            self.queues = (0..).zip(each).map(queue).collect();
+        }
+        let moved = each.iter().copied().fold(Moved::default(), Moved::add);
         self.tx_packets = moved.sent;
         self.rx_packets = moved.received;
         self.tx_bytes = moved.sent * u64::from(size);
@@ -368,7 +406,7 @@ fn drive(
         promiscuous: false,
         loopback: true,
         longest_frame: options.size.max(Config::default().longest_frame),
-        rss: None,
+        rss: (options.queues > 1).then(Rss::default),
     };
     let device = Device::open(transport, &config)?;
     let shown = options.device.to_string();
@@ -419,7 +457,7 @@ fn drive(
         Err(error) => {
             crate::complain(format_args!("{error:#}"));
             report.error = Some(crate::explain(&error));
-            (Moved::default(), None)
+            (Vec::new(), None)
         }
     };
     report.count(&moved, options.size);
@@ -435,7 +473,8 @@ fn drive(
         report.revocation = broken.revocation.or(report.revocation);
         // Whoever was told to stop in the gap owes no frames after it, nor does a device that came
         // back when its port was gone.
-        went_on = moved.received_after > 0 || stop.load(Ordering::Relaxed) || !in_time;
+        let all_went_on = moved.iter().all(|moved| moved.received_after > 0);
+        went_on = all_went_on || stop.load(Ordering::Relaxed) || !in_time;
     } else if report.recovered {
         // Nobody has heard of it yet.
         if let Some(revocation) = &report.revocation {
@@ -449,37 +488,47 @@ fn drive(
     Ok(report)
 }
 
-/// Opens a port, moves frames, and destroys its objects one by one.
+/// Opens the ports, moves frames, and destroys their objects one by one.
 fn use_port(
     options: &RunArgs,
     device: &Device,
     config: &PortConfig,
     (stop, watched): (&AtomicBool, &Watched),
     console: &mut Console<'_>,
-) -> anyhow::Result<(Moved, Option<Broken>)> {
-    let mut port = open_port(device, config, (stop, watched))?;
+) -> anyhow::Result<(Vec<Moved>, Option<Broken>)> {
+    let mut ports = open_ports(device, config, options.queues, (stop, watched))?;
     console.say(&format!("before: {}", ledger_line(device.ledger())))?;
-    let (moved, mut broken) = move_frames(options, device, &mut port, config, (stop, watched))?;
+    let (moved, mut broken) = move_frames(options, device, &mut ports, config, (stop, watched))?;
     if let Some(broken) = &mut broken {
         if let Some(recovery) = &mut broken.recovery {
-            recovery.add_port(&port.carried());
+            // The one that took longest.
+            let carried = ports.iter().map(Port::carried);
+            if let Some(carried) = carried.max_by_key(|one| one.remapped + one.requeued) {
+                recovery.add_port(&carried);
+            }
         }
         say_broken(broken, console)?;
     }
-    tear_down(port, device, console)?;
+    for port in ports {
+        if options.queues > 1 {
+            console.say(&format!("queue pair {}", port.number()))?;
+        }
+        tear_down(port, device, console)?;
+    }
     Ok((moved, broken))
 }
 
-/// Opens a port, again on a device that broke meanwhile and was recovered.
-fn open_port(
+/// Opens the ports, again on a device that broke meanwhile and was recovered.
+fn open_ports(
     device: &Device,
     config: &PortConfig,
+    count: u32,
     (stop, watched): (&AtomicBool, &Watched),
-) -> anyhow::Result<Port> {
+) -> anyhow::Result<Vec<Port>> {
     loop {
         let generation = device.generation();
-        match Port::open(device, config) {
-            Ok(port) => return Ok(port),
+        match Port::open_many(device, config, count) {
+            Ok(ports) => return Ok(ports),
             Err(error) => {
                 let lives = watched.wait(device, stop) && device.generation() != generation;
                 if !lives {
@@ -584,6 +633,12 @@ fn finish(
         "sent {} frames, received {}, {} with errors",
         report.tx_packets, report.rx_packets, report.payload_errors
     ))?;
+    for queue in &report.queues {
+        console.say(&format!(
+            "  queue pair {}: sent {}, received {}, {} with errors",
+            queue.queue, queue.tx_packets, queue.rx_packets, queue.payload_errors
+        ))?;
+    }
     if report.recovered {
         console.say(&format!(
             "  {} were on their way when the device was broken",
