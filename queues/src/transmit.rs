@@ -97,11 +97,11 @@ impl<F: TxFormat> Tx<F> {
     fn post(&mut self, frames: &mut [Frame]) -> usize {
         let due = REPORT as usize - self.tail as usize % REPORT as usize;
         let most = frames.len().min(due);
-        let frames = frames.get_mut(..most).unwrap_or_default();
+        let due = frames.get_mut(..most).unwrap_or_default();
         // A ring full of frames has fewer bytes than 32 bits can count.
         let mut bytes = 0u32;
         let span = self.span;
-        let posted = self.ring.offer(self.tail as u32, frames, |slot| {
+        let posted = self.ring.offer(self.tail as u32, due, |slot| {
             let len = slot.frame_len();
             // One compare for both ends: what is too short wraps round.
             if len.wrapping_sub(F::SHORTEST) > span {
@@ -114,7 +114,7 @@ impl<F: TxFormat> Tx<F> {
             bytes = bytes.wrapping_add(len);
             true
         });
-        if let Some(last) = frames.get(..posted).and_then(<[Frame]>::last) {
+        if let Some(last) = posted.checked_sub(1).and_then(|last| frames.get(last)) {
             self.bytes += u64::from(bytes);
             self.tail += posted as u64;
             // Its second word again, from what was posted, never read back: an exchange leaves the

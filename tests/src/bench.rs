@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod life;
 pub mod round_trip;
 mod scripted;
+pub mod speed;
 mod timed;
 pub mod watch;
 
@@ -31,6 +32,8 @@ pub struct Figure {
     pub beside: Option<f64>,
     /// What the ratio of both may be at most, or `ours` where there is nothing beside it.
     pub limit: Option<f64>,
+    /// What the same must be at least.
+    pub at_least: Option<f64>,
     /// What there is to say of it.
     pub note: String,
 }
@@ -43,6 +46,7 @@ impl Figure {
             ours,
             beside: Some(beside),
             limit: Some(limit),
+            at_least: None,
             note: String::new(),
         }
     }
@@ -54,6 +58,7 @@ impl Figure {
             ours,
             beside: None,
             limit: None,
+            at_least: None,
             note: String::new(),
         }
     }

@@ -37,17 +37,19 @@ pub(super) const TX: usize = 1;
 /// Where the rings are: receive, send.
 pub(super) type Rings = Arc<Mutex<[[Iova; QUEUES]; 2]>>;
 
-/// What a device writes that received a frame of so many bytes: done, end of packet (82576 datasheet, §7.1.5.2).
+/// What a device writes that received a frame of so many bytes: done, end of packet (82576 datasheet,
+/// §7.1.5.2; 82574 datasheet, §7.1.5).
 pub(super) const fn received(bytes: u32) -> u64 {
     3 | (bytes as u64) << 32
 }
 
-/// What a device writes that sent a frame: done (82576 datasheet, §7.2.2.3.3).
+/// What a device writes that sent a frame: done (82576 datasheet, §7.2.2.3.3; 82574 datasheet,
+/// §7.2.10.1).
 pub(super) const fn sent() -> u64 {
     1 << 32
 }
 
-/// A device with igb's descriptors and no life of its own.
+/// A device with a family's descriptors, igb's where nothing else is said, and no life of its own.
 pub(super) struct Script {
     pub(super) function: Arc<FakeFunction>,
     pub(super) device: Device,
@@ -61,6 +63,15 @@ impl Script {
 
     /// A device that receives frames of up to so many bytes.
     pub(super) fn of(longest: u32) -> Result<Self, Failed> {
+        Self::new(longest, Formats::Advanced)
+    }
+
+    /// A device with these descriptors.
+    pub(super) fn with(formats: Formats) -> Result<Self, Failed> {
+        Self::new(FRAME, formats)
+    }
+
+    fn new(longest: u32, formats: Formats) -> Result<Self, Failed> {
         let mut header = vec![0; 64];
         header[..4].copy_from_slice(&[0x11, 0x11, 0x22, 0x22]);
         let function = FakeFunction::new(limits_39_bits())?.with_config(&header);
@@ -72,6 +83,7 @@ impl Script {
             clock,
             rings: places.clone(),
             longest,
+            formats,
         });
         let options = Options {
             clock: Arc::new(ManualClock::default()),
@@ -114,6 +126,7 @@ struct Scripted {
     clock: Arc<dyn Clock>,
     rings: Rings,
     longest: u32,
+    formats: Formats,
 }
 
 impl Scripted {
@@ -171,7 +184,7 @@ impl Provider for Scripted {
     }
 
     fn formats(&self) -> Formats {
-        Formats::Advanced
+        self.formats
     }
 
     fn bring_up(&mut self, _: &Config) -> Result<(), ProviderError> {

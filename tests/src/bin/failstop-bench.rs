@@ -5,7 +5,8 @@
 //! failstop-bench round-trip            two emulated devices
 //! failstop-bench life [ROUNDS]         an emulated device
 //! failstop-bench ledger [PAIRS]         FAILSTOP_DEVICE, in a guest that counts instructions
-//! failstop-bench data-path [TURNS]      for callgrind
+//! failstop-bench data-path FAMILY [TURNS]  for callgrind
+//! failstop-bench speed                  here
 //! failstop-bench growth [BURSTS]        for callgrind
 //! failstop-bench faults GO-FILE         FAILSTOP_DEVICE, whose faults begin when the file is there
 //! failstop-bench watch SECONDS WORDS    runs that, or what is compared with it, and ends it in time
@@ -21,7 +22,7 @@ use failstop::name::DeviceName;
 use failstop_emulator::{Emulator, Options, Running};
 use failstop_pci::testing::Counting;
 use failstop_tests::bench::{
-    Figure, data_path, faults, growth, ladder, ledger, life, round_trip, watch,
+    Figure, data_path, faults, growth, ladder, ledger, life, round_trip, speed, watch,
 };
 use failstop_tests::fixture::Fixture;
 use libtest_mimic::Failed;
@@ -47,9 +48,10 @@ fn main() -> ExitCode {
         ["life", rest @ ..] => on_life(rest),
         ["ledger", rest @ ..] => number(rest.first(), 400)
             .and_then(|pairs| ledger::run(&Fixture::from_environment()?, LEDGER, pairs)),
-        ["data-path", rest @ ..] => {
-            number(rest.first(), 1000).and_then(|turns| data_path::run(turns).map(|()| Vec::new()))
-        }
+        ["data-path", family, rest @ ..] => number(rest.first(), 512)
+            .and_then(|turns| data_path::run(family, turns))
+            .map(|()| Vec::new()),
+        ["speed"] => speed::run(),
         ["growth", rest @ ..] => {
             number(rest.first(), 128).and_then(|bursts| growth::run(bursts).map(|()| Vec::new()))
         }
@@ -59,7 +61,10 @@ fn main() -> ExitCode {
         ["watch", seconds, rest @ ..] => number(Some(seconds), 0)
             .and_then(|seconds| watch::run(Duration::from_secs(seconds), rest))
             .map(|()| Vec::new()),
-        _ => Err("say ladder, round-trip, life, ledger, data-path, growth, faults or watch".into()),
+        _ => Err(
+            "say ladder, round-trip, life, ledger, data-path, speed, growth, faults or watch"
+                .into(),
+        ),
     };
     match result {
         Ok(figures) => {

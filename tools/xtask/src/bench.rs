@@ -3,6 +3,7 @@
 //! | part | where | what |
 //! | --- | --- | --- |
 //! | data path | under callgrind, on this machine | instructions of bursts, and of the checks in them |
+//! | speed | on this machine | packets a second on a scripted ring, beside a loop over the same cache lines |
 //! | ladder | an emulated device, and QEMU's 82576 | broken to bus master off, beside two bare accesses |
 //! | growth | under callgrind, on this machine | instructions of bursts with longer frames, larger rings, more queues |
 //! | round trip | an emulated device | frames that come back in a second, and how late, beside a loop by hand |
@@ -37,6 +38,7 @@ mod plots;
 mod program;
 mod readme;
 mod round_trip;
+mod speed;
 mod table;
 
 pub(crate) use bursts::Comparison;
@@ -45,6 +47,7 @@ pub(crate) use figure::{Figure, Measured};
 /// The parts, in the order in which they run.
 const PARTS: &[Part] = &[
     data_path::PART,
+    speed::PART,
     growth::PART,
     life::PART,
     round_trip::PART,

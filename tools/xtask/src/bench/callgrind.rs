@@ -1,10 +1,10 @@
 //! Instructions of bursts, counted by valgrind's callgrind: exact, and the same on a busy machine.
 //!
-//! The program's `collect_` functions are what is counted. Callgrind says how often each instruction
+//! The program's `counted_` functions are what is counted: from where an application calls to where that returns. Callgrind says how often each instruction
 //! was executed, and the debug information by way of which lines of source it came there, and so
 //! which of the contract's checks it belongs to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -12,19 +12,74 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Figure;
+use super::figure::{Figure, Measured, Series};
 
-/// Bursts of each kind.
-const TURNS: u32 = 200;
-/// Frames of a burst, as the program has them.
-const BURST: u32 = 32;
-
-/// A kind of burst: what is collected, what it is called, and the frames of one.
-const BURSTS: [(&str, &str, u32); 3] = [
-    ("collect_rx", "rx burst of 32", BURST),
-    ("collect_tx", "tx burst of 32", BURST),
-    ("collect_empty", "empty rx poll", 1),
+/// Bursts of each kind: a ring is gone round a whole number of times.
+const TURNS: u32 = 512;
+/// Whose descriptors.
+const FAMILIES: [&str; 2] = ["igb", "e1000e"];
+/// Frames of the bursts that have limits, and whose instructions are listed.
+const USUAL: u32 = 32;
+/// What such a burst may cost: instructions a packet, of an empty poll a call.
+const REACH: [(&str, &str, f64); 7] = [
+    ("igb", "empty", 16.0),
+    ("igb", "rx", 36.0),
+    ("igb", "tx", 32.0),
+    ("igb", "io", 68.0),
+    ("igb", "macswap", 86.0),
+    ("e1000e", "io", 70.0),
+    ("e1000e", "macswap", 88.0),
 ];
+
+/// A kind of burst that was counted.
+struct Case {
+    family: &'static str,
+    /// As the program calls it.
+    path: String,
+    burst: u32,
+    instructions: Vec<Instruction>,
+}
+
+impl Case {
+    fn is_poll(&self) -> bool {
+        self.path == "empty"
+    }
+
+    fn name(&self) -> String {
+        match self.is_poll() {
+            true => format!("{}: empty rx poll", self.family),
+            false => format!("{}: {} burst of {}", self.family, self.path, self.burst),
+        }
+    }
+
+    /// Of what its instructions are counted.
+    fn unit(&self) -> &'static str {
+        match self.is_poll() {
+            true => "instructions a poll",
+            false => "instructions a packet",
+        }
+    }
+
+    fn packets(&self) -> f64 {
+        match self.is_poll() {
+            true => 1.0,
+            false => self.burst.into(),
+        }
+    }
+
+    /// Instructions a packet.
+    fn each(&self) -> f64 {
+        let whole: f64 = self.instructions.iter().map(|found| found.times).sum();
+        whole / self.packets()
+    }
+
+    fn limit(&self) -> Option<f64> {
+        let ours = |&&(family, path, _): &&(&str, &str, f64)| {
+            (family, path, USUAL) == (self.family, self.path.as_str(), self.burst)
+        };
+        REACH.iter().find(ours).map(|&(_, _, limit)| limit)
+    }
+}
 
 /// A check that the contract asks for: the text of the source lines that make it, and what it may
 /// cost.
@@ -53,7 +108,7 @@ const CHECKS: [Check; 2] = [
             "if len.wrapping_sub(shortest.into()) > span.into()",
         ],
         per_burst: false,
-        // Six to validate it. Whether it is done, which a poll asks anyway, comes with the same compare.
+        // Whether it is done, which a poll asks anyway, comes with the same compare.
         limit: 7.0,
     },
 ];
@@ -85,37 +140,26 @@ impl Instruction {
 }
 
 /// Counts bursts, and what the checks in them cost.
-pub(super) fn figures(program: &Path, folder: &Path) -> Result<Vec<Figure>> {
+pub(super) fn measured(program: &Path, folder: &Path) -> Result<Measured> {
     let mut sources = Sources::default();
-    let mut figures = Vec::new();
-    for (function, name, frames) in BURSTS {
-        let instructions = count(program, folder, function)?;
-        let whole: f64 = instructions.iter().map(|found| found.times).sum();
-        let (unit, each) = match frames {
-            1 => ("instructions a poll", whole),
-            _ => ("instructions a packet", whole / f64::from(frames)),
-        };
-        figures.push(figure(format!("data path: {name}"), unit, each, None));
-        for check in &CHECKS {
-            let found = instructions
-                .iter()
-                .filter(|found| found.belongs_to(check, &mut sources));
-            let cost: f64 = found.map(|found| found.times).sum();
-            // What a path does not look at, it does not check: nothing comes from the device there.
-            if cost == 0.0 {
-                continue;
+    let mut measured = Measured::default();
+    for family in FAMILIES {
+        for case in count(program, folder, family)? {
+            let name = format!("data path, {}", case.name());
+            let figures = &mut measured.figures;
+            figures.push(figure(name, case.unit(), case.each(), case.limit()));
+            if case.burst == USUAL {
+                figures.extend(checks(&case, &mut sources));
             }
-            let (unit, cost) = match check.per_burst {
-                true => ("instructions a burst", cost),
-                false => ("instructions a packet", cost / f64::from(frames)),
-            };
-            let name = format!("data path: {}, in {name}", check.name);
-            figures.push(figure(name, unit, cost, Some(check.limit)));
+            if !case.is_poll() {
+                grow(&mut measured.series, &case);
+            }
         }
     }
     for check in &CHECKS {
         ensure!(
-            figures
+            measured
+                .figures
                 .iter()
                 .any(|figure| figure.figure.contains(check.name)),
             "no instruction of the check `{}` was found: do its lines still read {:?}?",
@@ -123,7 +167,49 @@ pub(super) fn figures(program: &Path, folder: &Path) -> Result<Vec<Figure>> {
             check.lines
         );
     }
-    Ok(figures)
+    Ok(measured)
+}
+
+/// What the checks in one burst cost.
+fn checks(case: &Case, sources: &mut Sources) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    // Of both directions at once, nothing new is learnt.
+    if !["empty", "rx", "tx"].contains(&case.path.as_str()) {
+        return figures;
+    }
+    for check in &CHECKS {
+        let found = case
+            .instructions
+            .iter()
+            .filter(|found| found.belongs_to(check, sources));
+        let cost: f64 = found.map(|found| found.times).sum();
+        // What a path does not look at, it does not check: nothing comes from the device there.
+        if cost == 0.0 {
+            continue;
+        }
+        let (unit, cost) = match check.per_burst {
+            true => ("instructions a burst", cost),
+            false => ("instructions a packet", cost / case.packets()),
+        };
+        let name = format!("data path, {}: {}", case.name(), check.name);
+        figures.push(figure(name, unit, cost, Some(check.limit)));
+    }
+    figures
+}
+
+/// Adds a point to the line of its path.
+fn grow(series: &mut Vec<Series>, case: &Case) {
+    let name = format!("bursts of {}, counted/{}", case.family, case.path);
+    let point = (case.burst.into(), case.each());
+    match series.iter_mut().find(|line| line.name == name) {
+        Some(line) => line.points.push(point),
+        None => series.push(Series {
+            name,
+            x_label: "frames of a burst".into(),
+            y_label: "instructions a packet".into(),
+            points: vec![point],
+        }),
+    }
 }
 
 fn figure(figure: String, unit: &str, ours: f64, limit: Option<f64>) -> Figure {
@@ -139,41 +225,48 @@ fn figure(figure: String, unit: &str, ours: f64, limit: Option<f64>) -> Figure {
     }
 }
 
-/// Every instruction of every burst, with how often it was executed per burst, where it is from, and
-/// the check that it belongs to.
+/// Every instruction of bursts of [`USUAL`], with how often it was executed per burst, where it is from, and the check that it
+/// belongs to.
 pub(super) fn listing(program: &Path, folder: &Path) -> Result<String> {
     let mut sources = Sources::default();
     let mut text = String::new();
-    for (function, name, _) in BURSTS {
-        let _ = writeln!(text, "\n{name}: times per burst, instruction, source");
-        let instructions = count(program, folder, function)?;
-        for found in &instructions {
-            let check = CHECKS
-                .iter()
-                .find(|check| found.belongs_to(check, &mut sources));
-            let mark = check.map_or_else(String::new, |check| format!("  <- {}", check.name));
-            let place = found.places.last().map_or("", String::as_str);
-            let place = place.rsplit('/').next().unwrap_or(place);
-            let _ = writeln!(
-                text,
-                "{:>6.2}  {:<40} {place}{mark}",
-                found.times, found.text
-            );
+    for family in FAMILIES {
+        let cases = count(program, folder, family)?;
+        for case in cases.iter().filter(|case| case.burst == USUAL) {
+            let name = case.name();
+            let _ = writeln!(text, "\n{name}: times per burst, instruction, source");
+            for found in &case.instructions {
+                let check = CHECKS
+                    .iter()
+                    .find(|check| found.belongs_to(check, &mut sources));
+                let mark = check.map_or_else(String::new, |check| format!("  <- {}", check.name));
+                // The innermost that is ours, not the standard library's.
+                let ours = |place: &&String| !place.contains("/library/");
+                let place = found.places.iter().find(ours).or(found.places.last());
+                let place = place.map_or("", String::as_str);
+                let place = place.rsplit('/').next().unwrap_or(place);
+                let _ = writeln!(
+                    text,
+                    "{:>6.2}  {:<40} {place}{mark}",
+                    found.times, found.text
+                );
+            }
         }
     }
     Ok(text)
 }
 
-/// Runs the program under callgrind, collecting inside this function.
-fn count(program: &Path, folder: &Path, function: &str) -> Result<Vec<Instruction>> {
-    let out = folder.join(format!("{function}.callgrind"));
+/// Runs the program under callgrind, which collects inside its `counted_` functions and writes a file after each case.
+fn count(program: &Path, folder: &Path, family: &'static str) -> Result<Vec<Case>> {
+    let scratch = tempfile::tempdir_in(folder)?;
+    let out = scratch.path().join("case");
     let result = Command::new("valgrind")
         .args(["--tool=callgrind", "--dump-instr=yes"])
         .args(["--compress-strings=no", "--compress-pos=no"])
-        .arg(format!("--toggle-collect=*{function}*"))
+        .args(["--toggle-collect=*counted_*", "--dump-after=*case_is_over*"])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(program)
-        .args(["data-path", &TURNS.to_string()])
+        .args(["data-path", family, &TURNS.to_string()])
         .output()
         .context("cannot run valgrind: install it (`apt install valgrind`)")?;
     if !result.status.success() {
@@ -182,20 +275,40 @@ fn count(program: &Path, folder: &Path, function: &str) -> Result<Vec<Instructio
             String::from_utf8_lossy(&result.stderr)
         );
     }
-    let text = fs::read_to_string(&out).with_context(|| format!("no {}", out.display()))?;
-    let counts = parse(&text);
-    ensure!(!counts.is_empty(), "callgrind saw nothing in {function}");
-    let addresses: Vec<u64> = counts.keys().copied().collect();
-    let mut places = places(program, &addresses)?;
-    let mut code = disassemble(program, &addresses)?;
-    Ok(counts
-        .into_iter()
-        .map(|(address, times)| Instruction {
-            times: times as f64 / f64::from(TURNS),
-            places: places.remove(&address).unwrap_or_default(),
-            text: code.remove(&address).unwrap_or_default(),
-        })
-        .collect())
+    let said = String::from_utf8_lossy(&result.stdout);
+    let mut counted = Vec::new();
+    for (number, line) in said.lines().enumerate() {
+        let mut words = line.split_whitespace();
+        let (Some("case"), Some(path), Some(burst)) = (words.next(), words.next(), words.next())
+        else {
+            bail!("no case: {line}");
+        };
+        let file = out.with_extension((number + 1).to_string());
+        let text = fs::read_to_string(&file)
+            .with_context(|| format!("callgrind wrote nothing of `{line}`"))?;
+        let counts = parse(&text);
+        ensure!(!counts.is_empty(), "callgrind saw nothing in `{line}`");
+        counted.push((path.to_owned(), burst.parse()?, counts));
+    }
+    let addresses: BTreeSet<u64> = counted
+        .iter()
+        .flat_map(|(_, _, counts)| counts.keys().copied())
+        .collect();
+    let addresses: Vec<u64> = addresses.into_iter().collect();
+    let places = places(program, &addresses)?;
+    let code = disassemble(program, &addresses)?;
+    let instruction = |(address, times): (u64, u64)| Instruction {
+        times: times as f64 / f64::from(TURNS),
+        places: places.get(&address).cloned().unwrap_or_default(),
+        text: code.get(&address).cloned().unwrap_or_default(),
+    };
+    let case = |(path, burst, counts): (String, u32, BTreeMap<u64, u64>)| Case {
+        family,
+        path,
+        burst,
+        instructions: counts.into_iter().map(instruction).collect(),
+    };
+    Ok(counted.into_iter().map(case).collect())
 }
 
 /// How often each instruction was executed itself: `address line times`, but for the line after

@@ -4,5 +4,5 @@ use super::{Part, callgrind};
 
 pub(super) const PART: Part = Part {
     name: "data-path",
-    measure: |bench| Ok(callgrind::figures(bench.program()?, &bench.folder)?.into()),
+    measure: |bench| callgrind::measured(bench.program()?, &bench.folder),
 };
