@@ -262,9 +262,12 @@ impl Spread {
 }
 
 impl Device {
-    /// How received frames are spread; none of a device that was opened without RSS.
+    /// How received frames are spread; none of a device that was opened without RSS, and in a child of
+    /// fork, which has no device.
     #[must_use]
     pub fn rss(&self) -> Option<Rss> {
+        // First: a lock may be held by a thread that only the parent has.
+        self.check_ours().ok()?;
         let settings = self.inner.rss();
         settings.map(|settings| settings.rss)
     }
@@ -276,6 +279,7 @@ impl Device {
     ///
     /// [`RssError`]; nothing has changed then.
     pub fn set_rss(&self, rss: &Rss) -> Result<(), RssError> {
+        self.check_ours()?;
         rss.check(self.name(), self.limits().queues)?;
         self.change_rss(|settings| settings.rss = *rss)
     }
@@ -285,11 +289,18 @@ impl Device {
         self.change_rss(|settings| settings.over = queues)
     }
 
+    fn check_ours(&self) -> Result<(), RssError> {
+        if self.inner.is_ours() {
+            return Ok(());
+        }
+        Err(RssError::Child {
+            device: self.name().to_owned(),
+        })
+    }
+
     fn change_rss(&self, change: impl FnOnce(&mut Settings)) -> Result<(), RssError> {
         let device = || self.name().to_owned();
-        if !self.inner.is_ours() {
-            return Err(RssError::Child { device: device() });
-        }
+        self.check_ours()?;
         // Held until the life knows: a recovery gives the next one what is kept here.
         let mut kept = self.inner.rss();
         let settings = kept
