@@ -272,8 +272,9 @@ fn interrupted_twice() -> Outcome {
         .stderr(Stdio::piped())
         .spawn()?;
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    for _ in 0..2 {
-        std::thread::sleep(Duration::from_millis(1500));
+    // Once it hangs, and while the run still waits for what is on its way.
+    for pause in [1500, 400] {
+        std::thread::sleep(Duration::from_millis(pause));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)?;
     }
     let end = Instant::now() + Duration::from_secs(20);
