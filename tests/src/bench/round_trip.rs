@@ -25,10 +25,11 @@ const SIZES: [u16; 8] = [64, 128, 256, 512, 1024, 1514, 4096, 9000];
 /// Shares of the load that is possible, in percent.
 const LOADS: [u32; 3] = [1, 50, 90];
 const PERCENTILES: [f64; 4] = [50.0, 90.0, 99.0, 99.9];
-/// How often both sides have their turn.
-const TURNS: u32 = 6;
-/// How long a turn is.
-const SPEED_TURN: Duration = Duration::from_millis(100);
+/// How often both sides have their turn, and how long it is. Of speeds the best counts: in a short turn nobody else may have
+/// had the processor.
+const SPEED_TURNS: u32 = 20;
+const SPEED_TURN: Duration = Duration::from_millis(25);
+const DELAY_TURNS: u32 = 6;
 const DELAY_TURN: Duration = Duration::from_millis(500);
 /// How long no frame may come while some are under way.
 const LOST: Duration = Duration::from_secs(2);
@@ -121,7 +122,7 @@ pub fn run(ours: &Fixture, by_hand: &Fixture) -> Result<Vec<Figure>, Failed> {
         let mut us = Ours::open(ours.transport()?, len)?;
         let mut hand = ByHand::open(by_hand.transport()?, len)?;
         let (mut best, mut beside) = (0.0f64, 0.0f64);
-        for _ in 0..TURNS {
+        for _ in 0..SPEED_TURNS {
             best = best.max(speed(&mut us)?);
             beside = beside.max(speed(&mut hand)?);
         }
@@ -131,8 +132,9 @@ pub fn run(ours: &Fixture, by_hand: &Fixture) -> Result<Vec<Figure>, Failed> {
         }
         us.close()?;
         let name = format!("emulator: round trips, frames of {len} bytes");
-        let note =
-            format!("bursts of {BURST}, at most {WINDOW} under way; the best of {TURNS} turns");
+        let note = format!(
+            "bursts of {BURST}, at most {WINDOW} under way; the best of {SPEED_TURNS} turns"
+        );
         figures.push(beside_it(name, "frames/s", best, beside).note(note));
     }
     ensure(top > 0.0, || "no frame came back".into())?;
@@ -180,7 +182,7 @@ fn delays(ours: &mut Ours, by_hand: &mut ByHand, top: f64) -> Result<Vec<Figure>
     for load in LOADS {
         let rate = top * f64::from(load) / 100.0;
         let mut late = [histogram()?, histogram()?];
-        for _ in 0..TURNS {
+        for _ in 0..DELAY_TURNS {
             delay(ours, rate, &mut late[0])?;
             delay(by_hand, rate, &mut late[1])?;
         }
