@@ -46,6 +46,9 @@ enum Cli {
         /// Writes into each patch which test noticed it: that one is tried first from then on.
         #[arg(long)]
         record: bool,
+        /// Only compile them, many at once, and name those that do not.
+        #[arg(long, conflicts_with_all = ["only", "list", "record"])]
+        check: bool,
     },
     /// Plays every fault in every phase of a device's life, and writes tables of what came of it.
     Matrix {
@@ -172,7 +175,10 @@ pub fn main() -> ExitCode {
         Cli::Test { full } => tiers::test(full),
         Cli::Hil => tiers::hardware_in_the_loop(),
         Cli::Rules { all } => rules::main(all),
-        Cli::Mutate { only, list, record } => mutate::main(&only, list, record),
+        Cli::Mutate { check: true, .. } => mutate::check(),
+        Cli::Mutate {
+            only, list, record, ..
+        } => mutate::main(&only, list, record),
         Cli::Matrix { tier, write } => tiers::matrix(tier, write),
         Cli::Fuzz { seconds, only } => fuzz::main(seconds, &only),
         Cli::Soak { minutes, seed } => soak::main(minutes, seed),

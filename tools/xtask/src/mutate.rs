@@ -20,9 +20,11 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+mod compiling;
 mod packages;
 
 use crate::rules;
+pub(crate) use compiling::{check, that_do_not_compile};
 use packages::{Package, Packages};
 
 /// The mutations, from the top of the repository.
@@ -463,10 +465,15 @@ impl Copy {
     }
 
     fn cargo(&self, package: &Package, targets: &[String]) -> Command {
+        let mut command = self.cargo_of("test");
+        command.args(["--package", &package.name]).args(targets);
+        command
+    }
+
+    fn cargo_of(&self, what: &str) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command
-            .args(["test", "--package", &package.name])
-            .args(targets)
+            .arg(what)
             .current_dir(self.tree())
             .env("CARGO_TARGET_DIR", self.work.join("target"))
             // Each is built once and run for seconds.

@@ -76,6 +76,18 @@ impl Tier {
         Ok(())
     }
 
+    /// Whether each mutation compiles still: whether a test notices it is for the long runs.
+    fn mutations(&mut self) -> Result<()> {
+        eprintln!("-- mutations, compiled");
+        let bad = mutate::that_do_not_compile()?;
+        if bad.is_empty() {
+            self.passed += 1;
+        }
+        let named = |name| format!("mutation {name} does not compile (target/mutate)");
+        self.failed.extend(bad.into_iter().map(named));
+        Ok(())
+    }
+
     /// As [`tests`](Self::tests), where no test at all is a failure too.
     fn some_tests(&mut self, name: &str, command: Command) -> Result<()> {
         let before = self.ran();
@@ -340,6 +352,7 @@ fn checks(tier: &mut Tier) -> Result<()> {
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     tier.check("documentation (cargo doc)", documentation)?;
     tier.rules()?;
+    tier.mutations()?;
     if target_is_installed(OTHER_ARCHITECTURE) {
         // The libraries: what only runs on a developer's machine need not build for others.
         let packages = [

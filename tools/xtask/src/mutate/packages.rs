@@ -81,11 +81,11 @@ impl Packages {
         self.0.iter().find(|package| package.name == name)
     }
 
-    /// The packages that hold these files, and then those that use them.
-    pub(super) fn affected_by<'a>(
+    /// The names of the packages that hold these files.
+    pub(super) fn of<'a>(
         &self,
         files: impl IntoIterator<Item = &'a PathBuf>,
-    ) -> Result<Vec<&Package>> {
+    ) -> Result<BTreeSet<&str>> {
         let mut names = BTreeSet::new();
         for file in files {
             let package = self
@@ -94,12 +94,25 @@ impl Packages {
                 .find(|package| file.starts_with(&package.folder));
             let package = package
                 .with_context(|| format!("{} belongs to no package with tests", file.display()))?;
-            names.insert(package.name.clone());
+            names.insert(package.name.as_str());
         }
+        Ok(names)
+    }
+
+    /// The packages that hold these files, and then those that use them.
+    pub(super) fn affected_by<'a>(
+        &self,
+        files: impl IntoIterator<Item = &'a PathBuf>,
+    ) -> Result<Vec<&Package>> {
+        let mut names = self.of(files)?;
         let mut affected = Vec::new();
         for package in &self.0 {
-            if names.contains(&package.name) || !names.is_disjoint(&package.uses) {
-                names.insert(package.name.clone());
+            let uses = package
+                .uses
+                .iter()
+                .any(|used| names.contains(used.as_str()));
+            if names.contains(package.name.as_str()) || uses {
+                names.insert(&package.name);
                 affected.push(package);
             }
         }
