@@ -78,6 +78,8 @@ pub(crate) struct Inner {
     function: Arc<Function>,
     /// The last one that began a life.
     recovery: Mutex<Option<RecoveryReport>>,
+    /// The last attempt at one failed: a function that was stopped may have gone since.
+    unrecovered: AtomicBool,
 }
 
 /// How a device is opened.
@@ -234,6 +236,7 @@ impl Device {
             changing: Mutex::new(()),
             given_up: OnceLock::new(),
             recovery: Mutex::default(),
+            unrecovered: AtomicBool::new(false),
             driver,
             config: *config,
             rss: Mutex::new(rss),
@@ -412,7 +415,7 @@ impl Device {
     /// pages stay until they are dropped and count as held.
     ///
     /// Where the kernel's VFIO drives it and memory is left in quarantine, or the function could not
-    /// be stopped, its descriptors are closed as by [`give_back`](Self::give_back), with that deadline:
+    /// be stopped, or the last attempt at its recovery failed, its descriptors are closed as by [`give_back`](Self::give_back), with that deadline:
     /// what is still mapped goes with the domain (R3), and the kernel, which resets a function with
     /// its last descriptor and waits minutes for one that is gone, is not waited for.
     #[must_use = "it says what stayed behind"]
@@ -423,7 +426,8 @@ impl Device {
         }
         let kernel = self.inner.function().transport.kind() != Kind::VfioUser;
         let verdict = self.inner.life().lifecycle().verdict();
-        let stopped = verdict.is_none_or(|verdict| verdict.restartable);
+        let stopped = verdict.is_none_or(|verdict| verdict.restartable)
+            && !self.inner.unrecovered.load(Ordering::Acquire);
         if !kernel || (stopped && report.totals.quarantined_bytes == 0) {
             return report;
         }

@@ -609,6 +609,24 @@ fn a_close_that_leaves_nothing_keeps_the_functions_descriptors() {
     assert!(!bench.function.is_hung_up());
 }
 
+/// A function that was stopped and then goes away is not waited for either: the kernel resets it with
+/// its last descriptor (R12).
+#[test]
+fn the_descriptors_of_a_function_that_was_not_recovered_are_closed_by_the_deadline() {
+    let bench = Bench::of(|function| function.with_kind(Kind::Container));
+    let device = bench.open();
+    assert!(device.break_now(Cause::User));
+    assert!(
+        device
+            .revocation()
+            .is_some_and(|report| report.is_stopped())
+    );
+    bench.function.misread_config(Reading::AllOnes, u64::MAX);
+    device.recover().unwrap_err();
+    assert_eq!(device.close().left, []);
+    assert!(bench.function.is_hung_up());
+}
+
 /// A provider that asks the wrong register has a reading, and no ground for this queue.
 #[test]
 fn r3_1_a_reading_of_another_queue_stops_nothing() {

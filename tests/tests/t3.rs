@@ -5,13 +5,14 @@
 //! guest, whose way to the emulator's control socket is a serial port. A landing plays some of them;
 //! all are played with `FAILSTOP_FULL` set.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use failstop_emulator::{Cable, Emulator, Options, Running};
 use failstop_tests::adversary::cell::NotSeen;
-use failstop_tests::adversary::guest::{CONTROL, PREFIX, told};
+use failstop_tests::adversary::guest::{self, CELLS, CONTROL, PREFIX};
 use failstop_tests::adversary::plays::{Play, plays};
 use failstop_tests::adversary::print::{self, Results};
 use failstop_tests::adversary::table::{Table, Tier};
@@ -19,10 +20,15 @@ use failstop_tests::cases::{CASES, Needs};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tempfile::TempDir;
 use xtask::protocol::Run;
-use xtask::vm::{Boot, Guest, Setup, topologies};
+use xtask::vm::{Boot, Finished, Guest, Setup, topologies};
 
 /// How long one step may take in a guest without hardware virtualization.
 const STEP_LIMIT: Duration = Duration::from_secs(180);
+/// How long each cell but the first may take: many times what it does.
+const CELL_LIMIT: Duration = Duration::from_secs(20);
+/// Cells that one process in the guest plays: so many that its start costs little, so few that it is
+/// seen how they get on.
+const TOGETHER: usize = 12;
 const LIFETIME: Duration = Duration::from_secs(1200);
 /// The same, for all cells.
 const CELLS_LIFETIME: Duration = Duration::from_secs(7200);
@@ -42,6 +48,7 @@ const LANDING: &[&str] = &[
     "cq-long:4000/traffic",
     "gone/ladder@reset",
     "gone-zero:300/traffic",
+    "flr-hangs/ladder@bme-off",
     "flr-noop/ladder@bme-off",
     "flr-noop+rst-noop/close",
     "irq-none/recovery",
@@ -169,7 +176,7 @@ fn main() -> ExitCode {
         }
     };
     let cells = Arc::new(Cells::default());
-    trials.extend(matrix(&table, &cells));
+    trials.extend(matrix(&table, &cells, &arguments));
     let conclusion = libtest_mimic::run(&arguments, trials);
     let results = &cells.results;
     print::keep(env!("CARGO_TARGET_TMPDIR"), &table, results, Tier::T3);
@@ -177,20 +184,25 @@ fn main() -> ExitCode {
 }
 
 /// The matrix's cells, and what must be true after them.
-fn matrix(table: &Table, cells: &Arc<Cells>) -> Vec<Trial> {
+fn matrix(table: &Table, cells: &Arc<Cells>, arguments: &Arguments) -> Vec<Trial> {
     let full = std::env::var_os("FAILSTOP_FULL").is_some();
     let chosen = |play: &Play| full || LANDING.contains(&&*play.title());
-    let mut trials: Vec<Trial> = plays(table, Tier::T3)
-        .into_iter()
-        .filter(chosen)
-        .map(|play| {
-            let cells = cells.clone();
-            let name = format!("{PREFIX}{}", play.title());
-            Trial::test(name, move || {
-                play.end(cells.play(&play.title()), &cells.results)
-            })
-        })
-        .collect();
+    let mut trials = Vec::new();
+    let mut wanted = Vec::new();
+    for play in plays(table, Tier::T3).into_iter().filter(chosen) {
+        let (cells, play) = (cells.clone(), Arc::new(play));
+        let name = format!("{PREFIX}{}", play.title());
+        let this = play.clone();
+        let trial = Trial::test(name, move || {
+            this.end(cells.play(&this.title()), &cells.results)
+        });
+        if !arguments.is_filtered_out(&trial) {
+            wanted.push(play);
+        }
+        trials.push(trial);
+    }
+    // Nobody else sets it.
+    let _ = cells.wanted.set(wanted);
     let cells = cells.clone();
     trials.push(Trial::test(
         format!("{PREFIX}and_the_kernel_has_logged_no_bug"),
@@ -204,11 +216,62 @@ fn matrix(table: &Table, cells: &Arc<Cells>) -> Vec<Trial> {
 #[derive(Default)]
 struct Cells {
     machine: Mutex<Option<(Guest, Running)>>,
+    /// What is played, in this order.
+    wanted: OnceLock<Vec<Arc<Play>>>,
+    /// What the guest has told of cells whose turn is still to come, by title.
+    told: Mutex<BTreeMap<String, Result<String, NotSeen>>>,
     results: Mutex<Results>,
 }
 
 impl Cells {
+    /// What came of a cell: played now, with those after it.
     fn play(&self, title: &str) -> Result<String, NotSeen> {
+        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = told().remove(title);
+        if let Some(result) = before {
+            return result;
+        }
+        let titles = self.together(title);
+        let finished = self.run(&titles)?;
+        let output = String::from_utf8_lossy(&finished.stdout);
+        let mut told = told();
+        for title in &titles {
+            if let Some(result) = guest::told(&output, title) {
+                told.insert(title.clone(), result);
+            } else {
+                // Here it ended; those behind it are played by another process.
+                told.insert(title.clone(), Err(finished.text().into()));
+                break;
+            }
+        }
+        if let (false, Some(last)) = (finished.success(), titles.last()) {
+            let ended = |result: &mut Result<_, _>| {
+                if result.is_ok() {
+                    *result = Err(finished.text().into());
+                }
+            };
+            told.entry(last.clone()).and_modify(ended);
+        }
+        let result = told.remove(title);
+        result.unwrap_or_else(|| Err("nobody played it".into()))
+    }
+
+    /// The titles of this cell and of those that the same process plays after it.
+    fn together(&self, title: &str) -> Vec<String> {
+        let wanted = self.wanted.get().map_or(&[][..], Vec::as_slice);
+        let behind = wanted.iter().skip_while(|play| play.title() != title);
+        let mut titles = Vec::new();
+        for play in behind.take(TOGETHER) {
+            titles.push(play.title());
+            if play.leaves_calls() {
+                break;
+            }
+        }
+        titles
+    }
+
+    /// Has the guest play cells.
+    fn run(&self, titles: &[String]) -> Result<Finished, NotSeen> {
         let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
         if machine.is_none() {
             *machine = Some(boot_for_cells()?);
@@ -216,10 +279,10 @@ impl Cells {
         let Some((guest, _)) = &*machine else {
             return Err("there is no guest".into());
         };
-        let line = format!("{TAKE}\nfailstop-suite --exact '{PREFIX}{title}'");
-        let run = Run::shell(line)
+        let run = Run::shell(format!("{TAKE}\nfailstop-suite {PREFIX}"))
             .env("FAILSTOP_DEVICE", "0000:01:00.0")
-            .timeout(STEP_LIMIT);
+            .env(CELLS, titles.join(" "))
+            .timeout(STEP_LIMIT + CELL_LIMIT * titles.len() as u32);
         let finished = guest.run(&run).map_err(words);
         let hangs = finished
             .as_ref()
@@ -228,12 +291,7 @@ impl Cells {
             // Nobody knows what state it is in.
             *machine = None;
         }
-        let finished = finished?;
-        if finished.success() {
-            told(&String::from_utf8_lossy(&finished.stdout))
-        } else {
-            Err(finished.text().into())
-        }
+        Ok(finished?)
     }
 
     fn end(&self) -> Result<(), Failed> {

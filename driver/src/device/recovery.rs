@@ -135,6 +135,7 @@ impl Inner {
                 steps.ended(RecoveryStep::Stopped);
                 self.begin(old.generation().next(), &mut steps)
             });
+        self.unrecovered.store(begun.is_err(), Ordering::Release);
         let event = match &begun {
             Ok(generation) => {
                 old.note(

@@ -5,6 +5,8 @@
 //! (C11), and what was released is not reached; bus mastering is off at the end; and who reads the
 //! report is told what happened (R13).
 
+use std::fs;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -92,9 +94,29 @@ impl Patience {
         },
     };
 
-    fn of(row: &Row) -> Self {
-        let hangs = row.truth.server == Server::Silent || row.truth.reset == Reset::Hangs;
-        if hangs { Self::SHORT } else { Self::LONG }
+    /// Where the kernel waits in a reset for a function that does not answer, and has everybody wait who
+    /// wants something of it: it looks again after twice the time, each time, so that what is left behind
+    /// sooner returns sooner, too.
+    const KERNEL: Self = Self {
+        ladder: Deadlines {
+            config: Duration::from_secs(1),
+            detach: Duration::from_secs(1),
+            reset: Duration::from_secs(2),
+            unmap: Duration::from_secs(4),
+            close: Duration::from_secs(2),
+            ..Self::LONG.ladder
+        },
+        ..Self::LONG
+    };
+
+    fn of(row: &Row, tier: Tier) -> Self {
+        let truth = &row.truth;
+        let hangs = truth.server == Server::Silent || truth.reset == Reset::Hangs;
+        match tier {
+            Tier::T1 if hangs => Self::SHORT,
+            Tier::T3 if hangs || truth.answers == Answers::Never => Self::KERNEL,
+            _ => Self::LONG,
+        }
     }
 
     /// All steps of a ladder, one after the other, with those that are taken twice; a fifth on top.
@@ -205,7 +227,8 @@ fn judge_at(place: Place, mut control: Control, play: &Play) -> Result<Seen, Not
         Ok(seen) => seen?,
         // What it holds is left to it.
         Err(RecvTimeoutError::Timeout) => {
-            return Err(format!("it hangs: not over after {HANGS:?}").into_failed());
+            let hangs = format!("it hangs: not over after {HANGS:?}\n{}", threads());
+            return Err(hangs.into_failed());
         }
         Err(RecvTimeoutError::Disconnected) => return Err("it panicked".into_failed()),
     };
@@ -246,7 +269,7 @@ fn check(row: &Row, phase: Phase, tier: Tier, seen: &Seen) -> Outcome {
     }
     let stated = match phase {
         Phase::Init => Duration::from_secs(30),
-        _ => Patience::of(row).whole_ladder() + STOP,
+        _ => Patience::of(row, tier).whole_ladder() + STOP,
     };
     ensure(seen.act <= stated, || {
         format!("it took {:?}, and {stated:?} is stated", seen.act)
@@ -322,12 +345,16 @@ impl Scene {
         Ok(self.control.clear_faults()?)
     }
 
+    fn patience(&self) -> Patience {
+        Patience::of(&self.row, self.place.tier())
+    }
+
     fn transport(&mut self) -> Result<Arc<dyn Transport>, Failed> {
         let emulator = match &self.place {
             Place::Function(function) => return function.transport(),
             Place::Own(emulator) => emulator,
         };
-        let patience = Patience::of(&self.row);
+        let patience = self.patience();
         let options = ClientOptions {
             deadline: patience.call,
             reset_deadline: patience.reset,
@@ -345,7 +372,7 @@ impl Scene {
             ..Config::default()
         };
         let options = Options {
-            deadlines: Patience::of(&self.row).ladder,
+            deadlines: self.patience().ladder,
             look: Some(POLICY.interval),
             ..Options::default()
         };
@@ -360,13 +387,20 @@ impl Scene {
             self.begin()?;
         }
         let start = Instant::now();
-        let opened = match self.transport() {
+        let transport = self.transport();
+        // With its last file the kernel resets the function, and waits for one that does not answer (R12):
+        // that comes when the fault is over.
+        let file = transport.as_ref().ok().cloned();
+        let opened = match transport {
             Ok(transport) => self.open(transport).map_err(words),
             Err(failed) => Err(failed.message().unwrap_or_default().to_owned()),
         };
         let act = start.elapsed();
         let device = match opened {
-            Ok(device) => device,
+            Ok(device) => {
+                drop(file);
+                device
+            }
             Err(told) => {
                 self.end()?;
                 return Ok(Seen {
@@ -676,6 +710,18 @@ impl Scene {
             thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// Where the threads of this process are, as far as the kernel says.
+fn threads() -> String {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten();
+    let describe = |task: io::Result<fs::DirEntry>| {
+        let task = task.ok()?.path();
+        // Only root may see where in the kernel it is.
+        let read = |file| fs::read_to_string(task.join(file)).unwrap_or_default();
+        Some(format!("thread {}{}", read("comm"), read("stack")))
+    };
+    tasks.filter_map(describe).collect()
 }
 
 /// Whether a new life could begin: by a proven reset, or by the provider's own with nothing mapped.

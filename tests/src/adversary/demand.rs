@@ -323,10 +323,6 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
             (By::Host, _) => return Some(Na::OnT2),
             _ => {}
         }
-        // Whoever resets it by a write waits in QEMU.
-        if truth.reset == Reset::Hangs {
-            return Some(Na::QemuWaits);
-        }
         if !matches!(
             truth.evidence,
             Evidence::Nothing | Evidence::Stall | Evidence::Reset
@@ -336,9 +332,8 @@ fn untouched(truth: &Truth, phase: Phase, tier: Tier) -> Option<NotApplicable> {
         if matches!(phase, Phase::Run | Phase::Start) {
             return Some(Na::NotByTool);
         }
-        // An open resets it, and so does a close, and they wait until it answers (R12); unless it went
-        // away in a reset of the ladder's.
-        if phase != Phase::Ladder && truth.answers == Answers::Never {
+        // The kernel resets it before it gives anybody its file, and waits there for an answer.
+        if phase == Phase::Init && truth.reset == Reset::Hangs {
             return Some(Na::KernelWaits);
         }
     }

@@ -1,27 +1,35 @@
-//! Cells inside a guest, whose function an emulator of the host's serves.
+//! Cells inside a guest, whose function an emulator of the host's serves: as many of them in one
+//! process as hold.
 
 use std::env;
 use std::fs::{self, File};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use failstop_emulator::control::Client as Control;
 use libtest_mimic::{Failed, Trial};
 
 use super::cell::{self, NotSeen};
-use super::plays::plays;
-use super::table::{Table, TableError, Tier};
+use super::plays::{Play, plays};
+use super::table::{Table, TableError, Tier, Word};
 use crate::fixture::Fixture;
 
 /// The variable that names the serial port (virtio) which leads to the emulator's control socket.
 pub const CONTROL: &str = "FAILSTOP_CONTROL";
+/// The variable with the titles of the cells to play, a space between two.
+pub const CELLS: &str = "FAILSTOP_CELLS";
 /// What stands before a cell's title in the name of its test.
 pub const PREFIX: &str = "matrix/";
-/// What a guest says of a cell that held: behind it, how the device ended.
-pub const CAME_TO: &str = "came to: ";
-/// What a guest says of a fault that the emulator does not have: behind it, why.
-pub const NOT_OFFERED: &str = "not offered: ";
+/// What a guest says of a cell that held: behind it the title, and how the device ended.
+const CAME_TO: &str = "came to: ";
+/// What a guest says of a fault that the emulator does not have: behind it the title, and why.
+const NOT_OFFERED: &str = "not offered: ";
+/// What stands between the two.
+const IS: &str = " = ";
 
-/// The cells as tests, where this is a guest that has a control port.
+/// The cells that [`CELLS`] names as tests, where this is a guest that has a control port. Behind one
+/// that fails none is played: it may have left something behind in this process.
 ///
 /// # Errors
 ///
@@ -31,41 +39,51 @@ pub fn trials() -> Result<Vec<Trial>, TableError> {
         return Ok(Vec::new());
     };
     let port = port.to_string_lossy().into_owned();
+    let named = env::var(CELLS).unwrap_or_default();
+    let named: Vec<&str> = named.split(' ').collect();
     let table = Table::read()?;
-    let trials = plays(&table, Tier::T3).into_iter().map(|play| {
-        let port = port.clone();
-        Trial::test(format!("{PREFIX}{}", play.title()), move || {
-            let control = Control::over(open(&port)?);
-            match cell::judge_function(Fixture::from_environment()?, control, &play) {
-                Ok(seen) => println!("{CAME_TO}{}", seen.word),
-                Err(NotSeen::NotOffered(why)) => println!("{NOT_OFFERED}{why}"),
-                Err(NotSeen::Failed(failed)) => return Err(failed),
-            }
-            Ok(())
-        })
-    });
+    let failed = Arc::new(AtomicBool::new(false));
+    let trials = plays(&table, Tier::T3)
+        .into_iter()
+        .filter(|play| named.contains(&&*play.title()))
+        .map(|play| {
+            let (port, failed) = (port.clone(), failed.clone());
+            let title = play.title();
+            Trial::test(format!("{PREFIX}{title}"), move || {
+                if failed.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                match played(&port, &play) {
+                    Ok(word) => println!("{CAME_TO}{title}{IS}{word}"),
+                    Err(NotSeen::NotOffered(why)) => println!("{NOT_OFFERED}{title}{IS}{why}"),
+                    Err(NotSeen::Failed(why)) => {
+                        failed.store(true, Ordering::Relaxed);
+                        return Err(why);
+                    }
+                }
+                Ok(())
+            })
+        });
     Ok(trials.collect())
 }
 
-/// What a guest's output says of a cell.
-///
-/// # Errors
-///
-/// [`NotSeen`], with all of the output where it says nothing of the kind.
-pub fn told(output: &str) -> Result<String, NotSeen> {
+fn played(port: &str, play: &Play) -> Result<Word, NotSeen> {
+    let control = Control::over(open(port)?);
+    let seen = cell::judge_function(Fixture::from_environment()?, control, play)?;
+    Ok(seen.word)
+}
+
+/// What a guest's output says of a cell: nothing of one that failed, or that was not played.
+#[must_use]
+pub fn told(output: &str, title: &str) -> Option<Result<String, NotSeen>> {
     // The name of the test stands before it on the line.
     let after = |mark: &str| {
-        output
-            .lines()
-            .find_map(|line| Some(line.split_once(mark)?.1))
+        let mark = format!("{mark}{title}{IS}");
+        let mut lines = output.lines();
+        lines.find_map(|line| Some(line.split_once(&mark)?.1.to_owned()))
     };
-    if let Some(word) = after(CAME_TO) {
-        return Ok(word.to_owned());
-    }
-    Err(match after(NOT_OFFERED) {
-        Some(why) => NotSeen::NotOffered(why.to_owned()),
-        None => NotSeen::Failed(output.into()),
-    })
+    let not_offered = || after(NOT_OFFERED).map(|why| Err(NotSeen::NotOffered(why)));
+    after(CAME_TO).map(Ok).or_else(not_offered)
 }
 
 /// Opens the serial port of this name.
@@ -91,10 +109,16 @@ mod tests {
 
     #[test]
     fn what_a_guest_tells_stands_after_the_name_of_the_test() {
-        let word = told("running 1 test\ntest matrix/lie/close ... came to: revoked closed\nok\n");
-        assert_eq!(word.ok(), Some("revoked closed".to_owned()));
-        let not_offered = told("test matrix/lie/close ... not offered: no such fault\nok\n");
-        assert!(matches!(not_offered, Err(NotSeen::NotOffered(why)) if why == "no such fault"));
-        assert!(matches!(told("test result: ok"), Err(NotSeen::Failed(_))));
+        let output = "running 2 tests\n\
+             test matrix/lie/close ... came to: lie/close = revoked closed\nok\n\
+             test matrix/lie/idle  ... not offered: lie/idle = no such fault\nok\n\
+             test result: ok\n";
+        let told = |title| told(output, title);
+        assert!(matches!(told("lie/close"), Some(Ok(word)) if word == "revoked closed"));
+        let not_offered = told("lie/idle");
+        assert!(
+            matches!(not_offered, Some(Err(NotSeen::NotOffered(why))) if why == "no such fault")
+        );
+        assert!(told("lie/traffic").is_none());
     }
 }

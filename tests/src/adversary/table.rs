@@ -117,7 +117,7 @@ words! {
         NotByTool = "not-by-tool",
         /// QEMU is the client of the server, and its processors wait with it.
         QemuWaits = "qemu-waits",
-        /// The kernel waits for minutes for a function that does not answer, inside an open or a close.
+        /// The kernel waits for minutes for a function that does not answer, before it gives us its file.
         KernelWaits = "kernel-waits",
         /// QEMU takes the notice for itself: it stops the machine, or takes the function out of it.
         QemuTakes = "qemu-takes",

@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) notices: Vec<Notice>,
     /// Which mapping all of [`World::memory`] is; none while it is not mapped.
     pub(crate) mapping: Option<u64>,
+    /// What the driver puts where, right behind the device's next look at a word.
+    pub(crate) posted_behind_load: Option<(u64, [u64; 2])>,
     /// What the clock says.
     pub(crate) now: Duration,
 }
@@ -39,6 +41,7 @@ impl Default for World {
             wire: Vec::new(),
             notices: Vec::new(),
             mapping: Some(0),
+            posted_behind_load: None,
             now: Duration::ZERO,
         }
     }
@@ -93,6 +96,9 @@ impl Host for World {
     fn dma_load(&mut self, iova: u64) -> Result<u64, Abort> {
         let mut bytes = [0; 8];
         self.dma_read(iova, &mut bytes)?;
+        if let Some((iova, words)) = self.posted_behind_load.take() {
+            self.put(iova, words);
+        }
         Ok(u64::from_le_bytes(bytes))
     }
 

@@ -24,8 +24,10 @@ pub(super) enum Write {
         done: Target,
         /// What it said.
         said: u64,
-        /// What it says from now on.
-        says: u64,
+        /// What its upper half, which holds the length, says from now on. The lower half has the done
+        /// bit: a driver may post the descriptor again between our look and our write, and must not find
+        /// it completed by that.
+        says: u32,
         /// The frame.
         frame: Target,
         /// Its first bytes from now on.
@@ -78,7 +80,7 @@ impl Late {
                     if host.dma_load(done.iova) == Ok(said) {
                         let mut rogue = Rogue::new("rewrite".to_owned(), host, accounts);
                         rogue.write(frame, &header);
-                        rogue.store(done, says);
+                        rogue.write(done.after(4), &says.to_le_bytes());
                     }
                 }
             }

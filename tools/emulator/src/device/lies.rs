@@ -72,17 +72,12 @@ impl Lies<'_> {
             host.dma_store(slot.wrapping_add(8), words[1]);
         }
         if self.faults.has(Fault::DmaRewrite) {
-            let done = RxDone(words[1]);
-            let changed = RxDone::new(
-                RxStatus::DD | RxStatus::EOP,
-                RxErrors::empty(),
-                60.min(done.length()),
-                0,
-            );
+            let length = 60.min(RxDone(words[1]).length());
+            let changed = RxDone::new(RxStatus::empty(), RxErrors::empty(), length, 0);
             let rewrite = Write::Rewrite {
                 done: Target::at(back.slot, host).after(8),
                 said: words[1],
-                says: changed.0,
+                says: (changed.0 >> 32) as u32,
                 frame: Target::at(back.buffer, host),
                 header: HEADER.to_vec(),
             };

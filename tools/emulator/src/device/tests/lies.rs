@@ -124,6 +124,18 @@ fn dma_rewrite_changes_header_and_descriptor_after_their_completion() {
 }
 
 #[test]
+fn dma_rewrite_completes_no_descriptor_that_is_posted_again_at_that_moment() {
+    let mut bench = Bench::running();
+    bench.fault("dma-rewrite");
+    bench.send(0, 1);
+    let again = RxRead::one_buffer(RX_BUFFERS).words();
+    bench.world.posted_behind_load = Some((RX_RING, again));
+    bench.wait(1);
+    assert_eq!(bench.buffer(0), 0xD5);
+    assert!(!bench.rx(0).is_done());
+}
+
+#[test]
 fn dma_rewrite_leaves_a_descriptor_alone_that_was_posted_again() {
     let mut bench = Bench::running();
     bench.fault("dma-rewrite");
