@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use crate::vm::Setup;
@@ -193,10 +193,16 @@ pub fn test(full: bool) -> Result<ExitCode> {
         tiers.push(timed(Tier::new("mutants"), |tier| {
             mutants(tier, unmutated)
         })?);
-        tiers.push(timed(Tier::new("fuzz"), fuzzing)?);
-        tiers.push(timed(Tier::new("soak"), |tier| {
-            tier.check("soak (cargo xtask soak)", soak::full()?)
-        })?);
+        // A soak takes the minutes that it is told to, whatever else runs.
+        let (soaked, fuzzed) = thread::scope(|scope| {
+            let soak = scope.spawn(|| timed(Tier::new("soak"), soaking));
+            let fuzzed = timed(Tier::new("fuzz"), fuzzing);
+            let soaked = soak
+                .join()
+                .unwrap_or_else(|_| bail!("the thread that waited for the soak panicked"));
+            (soaked, fuzzed)
+        });
+        tiers.extend([fuzzed?, soaked?]);
         tiers.push(timed(Tier::new("bench"), |tier| {
             benchmarks(tier, strict);
             Ok(())
@@ -215,6 +221,11 @@ fn mutants(tier: &mut Tier, unmutated: mutate::Unmutated) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether nothing is left over after minutes of random faults.
+fn soaking(tier: &mut Tier) -> Result<()> {
+    tier.check("soak (cargo xtask soak)", soak::full()?)
 }
 
 /// Whether no target gives way within a minute.
