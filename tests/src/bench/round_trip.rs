@@ -31,8 +31,8 @@ const SPEED_TURNS: u32 = 20;
 const SPEED_TURN: Duration = Duration::from_millis(25);
 const DELAY_TURNS: u32 = 6;
 const DELAY_TURN: Duration = Duration::from_millis(500);
-/// How long no frame may come while some are under way.
-const LOST: Duration = Duration::from_secs(2);
+/// How long no frame may come while some are under way: on a busy machine the device may not run for seconds.
+const LOST: Duration = Duration::from_secs(20);
 /// What is later counts as this late.
 const LONGEST: Duration = Duration::from_secs(60);
 
