@@ -14,7 +14,7 @@ use failstop_pci::transport::Iova;
 use thiserror::Error;
 
 use crate::frame::Frame;
-use crate::memory::{Mapped, Memory};
+use crate::memory::{Mapped, Memory, Pages};
 use crate::proof::{ObjectId, ReleaseProof, Unreferenced};
 use crate::space::{AddressSpace, Mapping, NotReleased, SpaceError};
 
@@ -86,7 +86,9 @@ impl Home {
     /// A thread may have a view of that place still, of a frame that it holds. It finds the same frame
     /// there, as if the memory had never moved, and nobody else's.
     fn settle(&mut self, memory: Arc<Memory>) -> Arc<Memory> {
-        let Some(place) = self.spare() else {
+        // Kernels before 5.16 refuse to move large pages when they have unmapped the place already.
+        let movable = memory.pages() == Pages::Base;
+        let Some(place) = movable.then(|| self.spare()).flatten() else {
             return memory;
         };
         let (memory, place) = match Arc::try_unwrap(memory) {

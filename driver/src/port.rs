@@ -157,12 +157,14 @@ impl Port {
     ///
     /// # Errors
     ///
-    /// [`CreateError`]: [`CreateError::Rss`] without RSS; no port is left then.
+    /// [`CreateError`]: [`CreateError::Rss`] without RSS; no port is left then, and frames go where
+    /// they went.
     pub fn open_many(
         device: &Device,
         config: &PortConfig,
         count: u32,
     ) -> Result<Vec<Self>, CreateError> {
+        device.check_ours()?;
         let most = device.limits().queues;
         if !(1..=most).contains(&count) {
             return Err(CreateError::Provider(ProviderError::OutOfRange {
@@ -173,14 +175,19 @@ impl Port {
                 most: most.into(),
             }));
         }
+        // One takes everything without being told.
+        if count > 1 {
+            device.check_spreads()?;
+        }
+        let ports = (0..count)
+            .map(|number| Self::open_queue(device, config, number))
+            .collect::<Result<Vec<_>, _>>()?;
+        // Last, so that what fails changes nothing: a queue takes flows from its start on anyway.
         match device.spread_over(count) {
-            // One takes everything without being told.
             Err(RssError::Off { .. }) if count == 1 => {}
             other => other?,
         }
-        (0..count)
-            .map(|number| Self::open_queue(device, config, number))
-            .collect()
+        Ok(ports)
     }
 
     /// Makes queue `number` of each direction, with memory of their own. Without RSS only queue 0

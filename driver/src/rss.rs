@@ -12,7 +12,8 @@
 //!
 //! A table entry that named a queue which does not run would lose its flows without a word. So the
 //! device is never given one: an entry whose queue does not run names another of the queues that the
-//! table names and that run, in turn, until its own queue starts. A queue leaves the table before
+//! table names and that run, in turn, until its own queue starts. Where none of those runs, any that
+//! runs stands in. A queue leaves the table before
 //! it is stopped, and enters it once its descriptors are posted. Frames that were on their way to a
 //! queue that goes are that queue's, and go with it; no other queue loses any.
 //!
@@ -243,11 +244,16 @@ impl Spread {
     }
 
     /// The table that the device gets: the one that is wanted, without queues that do not run. The
-    /// same for the same queues, in whichever order they started. None while none of them runs: the
-    /// device keeps the one that it has.
+    /// same for the same queues, in whichever order they started. None while no queue runs: there is
+    /// nothing that could be lost.
     pub(crate) fn table(&self) -> Option<Table> {
         let wanted = self.settings.wanted();
-        let there = self.running & wanted.named();
+        // Where none of the table's queues runs, any that does: what the device has may name one that
+        // is about to be stopped.
+        let there = match self.running & wanted.named() {
+            0 => self.running,
+            there => there,
+        };
         let stands_in: Vec<u8> = (0..64).filter(|queue| there >> queue & 1 != 0).collect();
         if stands_in.is_empty() {
             return None;
@@ -289,7 +295,18 @@ impl Device {
         self.change_rss(|settings| settings.over = queues)
     }
 
-    fn check_ours(&self) -> Result<(), RssError> {
+    /// Whether it spreads what it receives.
+    pub(crate) fn check_spreads(&self) -> Result<(), RssError> {
+        self.check_ours()?;
+        match self.inner.rss().is_some() {
+            true => Ok(()),
+            false => Err(RssError::Off {
+                device: self.name().to_owned(),
+            }),
+        }
+    }
+
+    pub(crate) fn check_ours(&self) -> Result<(), RssError> {
         if self.inner.is_ours() {
             return Ok(());
         }
@@ -369,9 +386,15 @@ mod tests {
     }
 
     #[test]
-    fn without_any_queue_of_the_table_the_device_is_told_nothing() {
+    fn without_any_queue_the_device_is_told_nothing() {
         assert_eq!(told(None, 4, &[]), None);
-        assert_eq!(told(None, 4, &[7]), None);
+    }
+
+    #[test]
+    fn where_no_queue_of_the_table_runs_those_that_run_stand_in() {
+        assert_eq!(spread(None, 4, &[7]), [7; TABLE_ENTRIES]);
+        let table = spread(Some(Table([9; TABLE_ENTRIES])), 16, &[0, 1]);
+        assert_eq!(share(&table, 0), share(&table, 1));
     }
 
     #[test]

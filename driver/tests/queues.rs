@@ -58,6 +58,33 @@ fn a_queue_leaves_the_table_before_it_is_stopped() {
 }
 
 #[test]
+fn the_last_queue_that_a_table_names_leaves_its_flows_to_those_that_run() {
+    let bench = Bench::new();
+    let rss = Rss {
+        table: Some(all_to(1)),
+        ..Rss::default()
+    };
+    let device = bench.try_open_with(Some(rss)).unwrap();
+    let mut ports = Port::open_many(&device, &small(), QUEUES).unwrap();
+    assert_eq!(table(&bench), all_to(1));
+    drop(ports.pop());
+    assert_eq!(table(&bench), all_to(0));
+    assert_eq!(bench.script.lost(), [""; 0]);
+}
+
+#[test]
+fn ports_that_cannot_be_opened_leave_the_flows_where_they_are() {
+    let bench = Bench::new();
+    let device = spread(&bench);
+    let ports = Port::open_many(&device, &small(), QUEUES).unwrap();
+    let refused = Port::open_many(&device, &small(), 1).unwrap_err();
+    assert!(matches!(refused, CreateError::QueueTaken { .. }));
+    assert_eq!(table(&bench), Table::even(2));
+    drop(ports);
+    assert_eq!(bench.script.lost(), [""; 0]);
+}
+
+#[test]
 fn a_queue_that_is_busy_gets_its_flows_back() {
     let bench = Bench::new();
     let device = spread(&bench);

@@ -151,7 +151,7 @@ impl<F: RxFormat> Rx<F> {
         // The gap, which the device was not given, lies behind the last that it was: a device that
         // runs on beyond the tail is seen before the gap is posted, and the done bit with it.
         if F::is_done(self.ring.peek::<1>(self.posted as u32)) {
-            self.impossible("a receive descriptor that was never posted is done");
+            self.beyond();
         }
         if self.next != first {
             self.post();
@@ -249,6 +249,17 @@ impl<F: RxFormat> Rx<F> {
             self.advance(1);
         }
         received
+    }
+
+    /// The gap is done. It lies behind all that is outstanding: what the hardware wrote there is
+    /// delivered first (R7).
+    #[cold]
+    #[inline(never)]
+    fn beyond(&mut self) {
+        self.lifecycle.mark_broken(Cause::ImpossibleValue {
+            what: "a receive descriptor that was never posted is done",
+        });
+        self.ended |= self.outstanding() == 0 && self.lifecycle.verdict().is_some();
     }
 
     #[cold]

@@ -289,6 +289,26 @@ fn c27_a_done_bit_in_the_gap_breaks_the_device_while_others_are_outstanding() {
     assert_eq!(bench.tail(), ENTRIES - 1, "the gap was posted");
 }
 
+/// (R7)
+#[test]
+fn c13_a_done_bit_in_the_gap_ends_no_sweep_before_what_the_hardware_wrote() {
+    let (mut bench, mut rx) = Bench::rx();
+    for index in 0..4 {
+        bench.write(index, received(60));
+    }
+    bench.write(ENTRIES - 1, received(60));
+    bench.lifecycle.mark_broken(Cause::User);
+    bench.lifecycle.finish(Verdict::default());
+    for _ in 0..4 {
+        assert_eq!(rx.burst(&mut bench.frames(1, 0)), 1);
+        assert!(!rx.is_ended());
+    }
+    assert_eq!(rx.burst(&mut bench.frames(1, 0)), 0);
+    assert!(rx.is_ended());
+    let ended = rx.completions();
+    assert_eq!((ended.success, ended.outstanding()), (4, 0));
+}
+
 #[test]
 fn a_done_descriptor_without_a_whole_frame_breaks_the_device() {
     let (mut bench, mut rx) = Bench::rx();

@@ -7,7 +7,8 @@
 //!   sent, with the link up and no flow control in it (C19, C45);
 //! - the receive queues, none of whose heads or tails moved, each with free descriptors, after the
 //!   device counted frames as accepted. A caller who does not poll lets a queue fill, and then it
-//!   has no free descriptor;
+//!   has no free descriptor; while queue 0 does not run, frames that nothing else takes are counted
+//!   too, and are no evidence;
 //! - the receive queues once more, each with free descriptors and at rest, when they have not taken
 //!   all that the device ever accepted for them ([`account`]): frames that came after the stall
 //!   and before the next look.
@@ -191,10 +192,18 @@ impl Watchdog {
             .map_or((&sample.began.counted, &sample.began.at), |last| {
                 (&last.counted, &last.receive)
             });
+        let restarts = last
+            .filter(|last| last.began.starts == sample.began.starts)
+            .map_or(sample.began.restarts, |last| last.restarts);
+        // A good frame that a link cut short, or that was on the chip at a reset, is counted all the
+        // same.
         let unmoved = *positions == sample.receive
+            && restarts == sample.restarts
+            && sample.link.up
+            && last.is_none_or(|last| last.link.up)
             && counted.rx_no_buffer == sample.counted.rx_no_buffer
             && counted.rx_management == sample.counted.rx_management
-            && !sample.receive.is_empty()
+            && takes_all(sample)
             && sample.receive.iter().all(|(_, at)| at.outstanding() > 0);
         if !unmoved {
             self.deaf = None;
@@ -234,6 +243,12 @@ impl Watchdog {
             }
         }
     }
+}
+
+/// Whether whatever is accepted is for a queue that runs: what is not hashed goes to queue 0, and
+/// while that one does not run, such frames are counted and nobody's.
+fn takes_all(sample: &Sample) -> bool {
+    sample.receive.iter().any(|&(queue, _)| queue == 0)
 }
 
 /// How long one pause frame can hold transmission: 65535 times 512 bits (IEEE 802.3, Annex 31B).
@@ -414,6 +429,39 @@ mod tests {
             sample.counted.rx_frames = u64::from(look) * 5000;
         };
         assert!(watch(sample(), flood).is_some());
+    }
+
+    #[test]
+    fn c45_a_frame_for_queue_0_which_does_not_run_is_no_evidence() {
+        let mut others = sample();
+        others.receive = vec![(1, at(0, 511)), (2, at(9, 8))];
+        others.began.at = others.receive.clone();
+        let arp = |look, sample: &mut Sample| sample.counted.rx_frames = u64::from(look > 0);
+        assert_eq!(watch(others, arp), None);
+    }
+
+    #[test]
+    fn c45_a_frame_that_a_link_cut_short_is_no_evidence_while_it_stays_down() {
+        let cut = |look, sample: &mut Sample| {
+            sample.link.up = look == 0;
+            sample.counted.rx_frames = u64::from(look > 0);
+        };
+        assert_eq!(watch(sample(), cut), None);
+        // Nor when it comes back.
+        let back = |look, sample: &mut Sample| {
+            sample.link.up = look != 1;
+            sample.counted.rx_frames = u64::from(look > 0);
+        };
+        assert_eq!(watch(sample(), back), None);
+    }
+
+    #[test]
+    fn c45_a_frame_lost_in_a_reset_under_the_queue_is_no_evidence_when_it_is_quiet_after() {
+        let reset = |look, sample: &mut Sample| {
+            sample.restarts = u32::from(look > 0);
+            sample.counted.rx_frames = u64::from(look > 0);
+        };
+        assert_eq!(watch(sample(), reset), None);
     }
 
     #[test]

@@ -283,8 +283,11 @@ impl Report {
                 Exit::NotUsable
             }
             Some(None) => {
-                self.error = Some(format!("ended at once by {why}: the device is closed"));
-                Exit::Wrong
+                // What its accounts were at last is not known here.
+                self.error = Some(format!(
+                    "ended at once by {why}, while the device was being closed: memory that it may reach is kept until this process is gone"
+                ));
+                Exit::Quarantined
             }
             Some(Some(seen)) => {
                 let mapped = seen.totals.live_bytes + seen.totals.quarantined_bytes;

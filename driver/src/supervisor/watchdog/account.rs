@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::{Evidence, Sample};
+use super::{Evidence, Sample, takes_all};
 use crate::provider::{Position, Statistics};
 
 /// A counter of frames sticks at 2^32, which takes a link of 10 Gb/s five minutes. Looks that are so
@@ -144,7 +144,7 @@ fn is_at_rest(last: &Sample, sample: &Sample) -> bool {
     last.receive == sample.receive
         && received(&last.counted) == received(&sample.counted)
         && last.link.up
-        && !sample.receive.is_empty()
+        && takes_all(sample)
         && sample.receive.iter().all(|(_, at)| at.outstanding() > 0)
 }
 
@@ -293,6 +293,19 @@ mod tests {
             _ => {}
         };
         assert_eq!(watch(2 * LOOKS, goes), None);
+    }
+
+    #[test]
+    fn c45_a_frame_for_queue_0_which_does_not_run_is_not_missing() {
+        let others = |look, sample: &mut Sample| match look {
+            0 => {
+                sample.receive = vec![(1, at(0, 511))];
+                sample.began.at = sample.receive.clone();
+            }
+            1 => pass(sample, 2, 1),
+            _ => {}
+        };
+        assert_eq!(watch(2 * LOOKS, others), None);
     }
 
     #[test]
