@@ -3,6 +3,7 @@
 //! collected whenever `growth_phase_over` is called.
 
 use std::hint::black_box;
+use std::thread;
 
 use failstop::dma::frame::Frame;
 use failstop::objects::{QueueInit, Rq, Sq};
@@ -21,12 +22,17 @@ const RINGS: [u32; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 /// Queues of each direction, used in turn.
 const QUEUES: [u32; 5] = [1, 2, 4, 8, 16];
 
+/// Queues of each direction, each owned by a thread of its own.
+const THREADS: [u32; 2] = [1, 2];
+
 /// What bursts are measured with.
 #[derive(Clone, Copy)]
 struct Shape {
     len: u32,
     entries: u32,
     queues: u32,
+    /// Each queue pair has a thread, instead of its turn.
+    threads: bool,
 }
 
 /// A port's.
@@ -34,6 +40,7 @@ const USUAL: Shape = Shape {
     len: 64,
     entries: 512,
     queues: 1,
+    threads: false,
 };
 
 /// `bursts` of each direction with each shape. Prints what each was: direction, what grows, how much of it.
@@ -50,6 +57,15 @@ pub fn run(bursts: u32) -> Outcome {
     }
     for queues in QUEUES {
         measure("queues", queues, Shape { queues, ..USUAL }, bursts)?;
+    }
+    for queues in THREADS {
+        let threads = true;
+        let shape = Shape {
+            queues,
+            threads,
+            ..USUAL
+        };
+        measure("threads", queues, shape, bursts)?;
     }
     Ok(())
 }
@@ -102,20 +118,42 @@ fn measure(what: &str, x: u32, shape: Shape, bursts: u32) -> Outcome {
     };
     let pairs: Result<Vec<Pair>, Failed> = (0..shape.queues).map(&mut pair).collect();
     let mut pairs = pairs?;
-    for turn in 0..bursts {
-        let pair = &mut pairs[(turn % shape.queues) as usize];
-        pair.receive(&script, shape)?;
-    }
+    pass(&mut pairs, bursts, shape, |pair| {
+        pair.receive(&script, shape)
+    })?;
     over("rx", what, x);
-    for turn in 0..bursts {
-        let pair = &mut pairs[(turn % shape.queues) as usize];
-        pair.send(&script, shape)?;
-    }
+    pass(&mut pairs, bursts, shape, |pair| pair.send(&script, shape))?;
     over("tx", what, x);
     drop(pairs);
     drop(pool);
     drop((rx_cq, tx_cq, mr, pd));
     ensure_eq(script.device.close().broken, None, "broken")
+}
+
+/// So many bursts in all, by the pairs in turn or by a thread for each.
+fn pass(
+    pairs: &mut [Pair],
+    bursts: u32,
+    shape: Shape,
+    burst: impl Fn(&mut Pair) -> Outcome + Sync,
+) -> Outcome {
+    if !shape.threads {
+        return (0..bursts).try_for_each(|turn| burst(&mut pairs[(turn % shape.queues) as usize]));
+    }
+    let burst = &burst;
+    thread::scope(|scope| {
+        let threads: Vec<_> = pairs
+            .iter_mut()
+            .map(|pair| {
+                scope.spawn(move || (0..bursts / shape.queues).try_for_each(|_| burst(pair)))
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("a thread panicked".into()))
+        })
+    })
 }
 
 impl Pair {

@@ -97,7 +97,7 @@ fn measured(points: &[Point]) -> Measured {
         measured.figures.push(figure(what, direction, &points));
         measured.series.push(Series {
             name: format!("growth/{direction}, {what}"),
-            x_label: "bytes of a frame, descriptors of a ring, queues".into(),
+            x_label: "bytes of a frame, descriptors of a ring, queues, threads".into(),
             y_label: "instructions a packet".into(),
             points,
         });
