@@ -115,7 +115,8 @@ impl Mapped {
         let at = NonZeroUsize::new(self.base.addr().get());
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: replaces nothing.
+        // SAFETY: with MAP_FIXED_NOREPLACE it maps where nothing is or fails, so that no mapping, and
+        // nothing that points into one, is touched.
         let filled = unsafe { mmap_anonymous(at, len, access, flags) };
         let advised = filled.is_ok() && self.map.advise(Advice::DontFork).is_ok();
         if advised {

@@ -13,9 +13,9 @@
 //! A table entry that named a queue which does not run would lose its flows without a word. So the
 //! device is never given one: an entry whose queue does not run names another of the queues that the
 //! table names and that run, in turn, until its own queue starts. Where none of those runs, any that
-//! runs stands in. A queue leaves the table before
-//! it is stopped, and enters it once its descriptors are posted. Frames that were on their way to a
-//! queue that goes are that queue's, and go with it; no other queue loses any.
+//! runs stands in. A queue leaves the table before it is stopped, and enters it once its descriptors
+//! are posted. Frames that were on their way to a queue that goes are that queue's, and go with it; no
+//! other queue loses any.
 //!
 //! The hash itself is not handed out with a frame: the data path does not look at that word.
 
