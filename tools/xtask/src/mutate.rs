@@ -10,9 +10,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::iter;
+use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -231,24 +234,34 @@ pub(crate) fn main(only: &[String], list_only: bool, record: bool) -> Result<Exi
 pub(crate) fn try_all(only: &[String], unmutated: Unmutated) -> Result<Vec<Tried>> {
     let root = rules::root();
     let mutations = chosen(&root, only)?;
-    let copy = Copy::of(&root)?;
-    if unmutated == Unmutated::Unknown {
+    // A build of one crate and a run of one test keep one processor busy.
+    let together = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let copies = (0..together.min(mutations.len())).map(|number| Copy::of(&root, number));
+    let copies: Vec<Copy> = copies.collect::<Result<_>>()?;
+    if let (Unmutated::Unknown, Some(copy)) = (unmutated, copies.first()) {
         copy.baseline(&mutations)?;
     }
-    let mut tried = Vec::new();
-    for mutation in &mutations {
-        let started = Instant::now();
-        let outcome = copy.try_out(mutation)?;
-        let time = started.elapsed();
-        let name = mutation.name.clone();
-        let this = Tried {
-            name,
-            outcome,
-            time,
-        };
-        eprintln!("{this}");
-        tried.push(this);
-    }
+    let left = Mutex::new(mutations.iter());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let mut tried = thread::scope(|scope| {
+        let workers: Vec<_> = copies
+            .iter()
+            .map(|copy| {
+                scope.spawn(|| {
+                    iter::from_fn(next)
+                        .map(|mutation| copy.tried(mutation))
+                        .collect::<Result<Vec<_>>>()
+                })
+            })
+            .collect();
+        let mut tried = Vec::new();
+        for worker in workers {
+            let some = worker.join();
+            tried.extend(some.unwrap_or_else(|_| bail!("a thread that tried mutations panicked"))?);
+        }
+        Ok::<_, anyhow::Error>(tried)
+    })?;
+    tried.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(tried)
 }
 
@@ -292,9 +305,13 @@ struct Copy {
 }
 
 impl Copy {
-    /// Copies what differs, so that cargo builds only that.
-    fn of(root: &Path) -> Result<Self> {
-        let work = root.join(WORK);
+    /// Copies what differs, so that cargo builds only that. Several, by their numbers, are of no concern to
+    /// each other.
+    fn of(root: &Path, number: usize) -> Result<Self> {
+        let work = match number {
+            0 => root.join(WORK),
+            _ => root.join(WORK).join(number.to_string()),
+        };
         let tree = work.join("tree");
         let mut known = BTreeMap::new();
         for name in work_tree_files(root)? {
@@ -340,6 +357,18 @@ impl Copy {
             }
         }
         Ok(())
+    }
+
+    fn tried(&self, mutation: &Mutation) -> Result<Tried> {
+        let started = Instant::now();
+        let outcome = self.try_out(mutation)?;
+        let tried = Tried {
+            name: mutation.name.clone(),
+            outcome,
+            time: started.elapsed(),
+        };
+        eprintln!("{tried}");
+        Ok(tried)
     }
 
     fn try_out(&self, mutation: &Mutation) -> Result<Outcome> {

@@ -40,7 +40,7 @@ pub(crate) fn check() -> Result<ExitCode> {
 pub(crate) fn that_do_not_compile() -> Result<Vec<String>> {
     let root = rules::root();
     let mutations = list(&root)?;
-    let copy = Copy::of(&root)?;
+    let copy = Copy::of(&root, 0)?;
     let mut sets: Vec<Vec<&Mutation>> = vec![mutations.iter().collect()];
     let mut bad = Vec::new();
     while let Some(set) = sets.pop() {
