@@ -143,6 +143,17 @@ words! {
         Impossible = "impossible",
         /// They say what could be, of frames that are not what was sent.
         Spoilt = "spoilt",
+        /// They run over the tail: what cannot be, and, when one meets a slot that was posted meanwhile, a
+        /// frame that was not written.
+        Overrun = "overrun",
+    }
+}
+
+impl Completions {
+    /// Whether a frame may have other bytes than were sent, with nothing on the ring that tells.
+    #[must_use]
+    pub fn may_spoil(self) -> bool {
+        matches!(self, Self::Spoilt | Self::Overrun)
     }
 }
 
@@ -278,24 +289,34 @@ pub fn demanded(truth: &Truth, phase: Phase, tier: Tier) -> Cell {
             _ => None,
         });
     }
-    let verdict = |word| Verdict {
-        word,
-        exit: exit(word, truth, phase),
-    };
-    Cell::OneOf(words.into_iter().map(verdict).collect())
+    let verdicts = words.into_iter().flat_map(|word| {
+        let overran = moves(truth, phase)
+            && truth.completions == Completions::Overrun
+            && word == Word::RevokedRecovered;
+        let exits = [Some(exit(word, truth, phase)), overran.then_some(1)];
+        exits
+            .into_iter()
+            .flatten()
+            .map(move |exit| Verdict { word, exit })
+    });
+    Cell::OneOf(verdicts.collect())
+}
+
+/// Whether frames pass that the fault can spoil.
+fn moves(truth: &Truth, phase: Phase) -> bool {
+    match phase {
+        Phase::Traffic | Phase::Run => true,
+        Phase::Start => !is_spent(truth),
+        _ => false,
+    }
 }
 
 /// The code of `failstop run`: what is kept back comes first, then a device that nobody can use.
 fn exit(word: Word, truth: &Truth, phase: Phase) -> u8 {
     let spoils = truth.completions == Completions::Spoilt;
-    let moves = match phase {
-        Phase::Traffic | Phase::Run => true,
-        Phase::Start => !is_spent(truth),
-        _ => false,
-    };
     match word {
         // Wrong payload is seen by checksums, which no rule of the contract is about.
-        Word::Ok if spoils && moves => 1,
+        Word::Ok if spoils && moves(truth, phase) => 1,
         // Closed as whoever runs it wished.
         Word::Ok | Word::RevokedRecovered => 0,
         Word::RevokedClosed if truth.evidence != Evidence::Request => 0,
@@ -489,7 +510,10 @@ fn broken(truth: &Truth, phase: Phase) -> Broken {
         Evidence::Error | Evidence::Errors | Evidence::Reset | Evidence::ResetTold
     );
     let hangs = truth.evidence == Evidence::Stall && phase == Phase::Traffic;
-    let impossible = truth.completions == Completions::Impossible && phase == Phase::Traffic;
+    let impossible = matches!(
+        truth.completions,
+        Completions::Impossible | Completions::Overrun
+    ) && phase == Phase::Traffic;
     let unmaps = truth.unmap != Unmap::Exact && destroy;
     if is_gone || stays_master || reports || hangs || impossible || unmaps {
         return Broken::Yes;
