@@ -261,6 +261,7 @@ pub const CASES: &[KernelCase] = cases! {
     }
     TwoIgb Each: limits {
         c21_an_ordinary_user_is_told_the_limit,
+        c21_a_limit_that_sinks_in_life_leaves_the_device_as_it_was,
         no_permission_names_the_file,
         descriptors_are_used_after_privileges_are_dropped,
     }

@@ -8,7 +8,9 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
+use failstop::queues::lifecycle::Cause;
 use failstop_pci::address::Address;
 use failstop_pci::memlock::Memlock;
 use failstop_pci::sysfs::{BindError, Sysfs};
@@ -32,8 +34,9 @@ pub(super) const USER: u32 = 1000;
 /// A part: takes the function and the IOMMU interface.
 type Part = fn(Address, Iommu) -> Outcome;
 
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("memlock", memlock),
+    ("sunken", sunken),
     ("permission", permission),
     ("passed", passed),
     ("bind", bind),
@@ -133,6 +136,39 @@ fn memlock(address: Address, iommu: Iommu) -> Outcome {
     Memlock::read()?.check(4 * Pages::SIZE)?;
     transport.dma_map(Iova(0x10_0000), pages.first(4)?)?;
     Ok(())
+}
+
+/// C21: the limit sinks to what is in use, under a port. More is refused, by us and by the kernel, and
+/// nothing else changes: frames pass, and a recovery maps what was mapped before.
+fn sunken(address: Address, iommu: Iommu) -> Outcome {
+    const AMPLE: u64 = 64 << 20;
+    /// Room for what the kernel counts beside our mappings.
+    const SLACK: u64 = 64 << 10;
+    setrlimit(Resource::RLIMIT_MEMLOCK, AMPLE, AMPLE)?;
+    drop_privileges()?;
+    let (device, mut port) = departures::in_use(address, iommu)?;
+    let live = device.ledger().totals().live_bytes;
+    let limit = live + SLACK;
+    setrlimit(Resource::RLIMIT_MEMLOCK, limit, limit)?;
+    let pd = device.alloc_pd()?;
+    match pd.register(1024, 2048) {
+        Ok(_) => return Err("2 MiB more were locked".into()),
+        Err(error) => says(&error, &["ulimit -l"])?,
+    }
+    ensure_eq(
+        device.ledger().totals().live_bytes,
+        live,
+        "live bytes after what was refused",
+    )?;
+    departures::pass_frame(&device, &mut port)?;
+    device.break_now(Cause::User);
+    device.recover()?;
+    ensure(device.wait_link(Duration::from_secs(5)).up, || {
+        "no link after the recovery".into()
+    })?;
+    departures::pass_frame(&device, &mut port)?;
+    drop((pd, port));
+    ensure_eq(device.close().left, Vec::new(), "ledger")
 }
 
 fn permission(address: Address, iommu: Iommu) -> Outcome {

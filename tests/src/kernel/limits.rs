@@ -11,6 +11,10 @@ pub(super) fn c21_an_ordinary_user_is_told_the_limit(iommu: Iommu) -> Outcome {
     with_files_of(inner::USER, iommu, || inner::part("memlock", iommu))
 }
 
+pub(super) fn c21_a_limit_that_sinks_in_life_leaves_the_device_as_it_was(iommu: Iommu) -> Outcome {
+    with_files_of(inner::USER, iommu, || inner::part("sunken", iommu))
+}
+
 pub(super) fn no_permission_names_the_file(iommu: Iommu) -> Outcome {
     // The file that all functions share may be opened; that of the group or device may not.
     let address = bound("igb")?;
