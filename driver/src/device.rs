@@ -69,8 +69,10 @@ pub(crate) struct Inner {
     /// Why no life begins any more.
     given_up: OnceLock<Cause>,
     driver: Driver,
+    /// The same in each life.
+    about: About,
     config: Config,
-    /// How received frames are spread, now and in its next life. Locked before a life's own.
+    /// How received frames are spread, now and in its next life. Held for a look or a change only.
     rss: Mutex<Option<Settings>>,
     tally: Arc<Tally>,
     /// Whose threads serve it.
@@ -80,6 +82,18 @@ pub(crate) struct Inner {
     recovery: Mutex<Option<RecoveryReport>>,
     /// The last attempt at one failed: a function that was stopped may have gone since.
     unrecovered: AtomicBool,
+}
+
+/// What is said of it without a lock.
+#[derive(Debug)]
+struct About {
+    provider: &'static str,
+    part: &'static str,
+    limits: Limits,
+    /// Bytes.
+    longest_frame: u32,
+    /// As it was at open.
+    mac: MacAddress,
 }
 
 /// How a device is opened.
@@ -116,9 +130,17 @@ impl Device {
     /// The reset is proven, as the ladder proves one: by the kernel or the server, or by the
     /// family's own where those have none that can be believed.
     ///
+    /// The kernel waits up to a minute for a function that does not come back from a reset, and a
+    /// signal does not end that. Each reset has [`Deadlines::reset`]: past it the call is left behind
+    /// with a thread of its own, which keeps the function, and whatever `transport` has open, until
+    /// the call returns. Then it may be opened again; no memory was mapped for it. Behind the kernel,
+    /// the other calls of an open have no deadline of ours; nor has the reset that the kernel itself
+    /// makes when a function's descriptor is opened ([`open::transport`](crate::open::transport)).
+    ///
     /// # Errors
     ///
-    /// [`DeviceError`].
+    /// [`DeviceError`]; [`DeviceError::Reset`] for a reset that is late, and
+    /// [`DeviceError::InUse`] while it is outstanding.
     pub fn open(transport: Arc<dyn Transport>, config: &Config) -> Result<Self, DeviceError> {
         Self::open_with(transport, config, Options::default())
     }
@@ -133,7 +155,7 @@ impl Device {
         config: &Config,
         options: Options,
     ) -> Result<Self, DeviceError> {
-        let claim = Claimed::new(&*transport)?;
+        let claim = Arc::new(Claimed::new(&*transport)?);
         let flight = Flight::new();
         let accessed = transport.clone();
         let bound = || Bound::new(&*accessed, options.deadlines.bring_up);
@@ -175,10 +197,12 @@ impl Device {
         }
         let vectors = rss.map_or(VECTORS, |_| limits.queues);
         let reset = Reset {
-            transport: &*transport,
+            transport: &transport,
+            claim: &claim,
             command: &command,
             window: &own,
             clock: &*clock,
+            deadline: options.deadlines.reset,
             canary,
             software: provider.software_reset(),
             flight: &flight,
@@ -222,6 +246,13 @@ impl Device {
             transport,
         };
         let (function, tally) = (Arc::new(function), Arc::new(Tally::new(claim)));
+        let about = About {
+            provider: provider.name(),
+            part: provider.part(),
+            limits,
+            longest_frame: provider.longest_received(),
+            mac: provider.mac(),
+        };
         let life = Life::new(
             function.clone(),
             tally.clone(),
@@ -238,6 +269,7 @@ impl Device {
             recovery: Mutex::default(),
             unrecovered: AtomicBool::new(false),
             driver,
+            about,
             config: *config,
             rss: Mutex::new(rss),
             tally,
@@ -268,13 +300,13 @@ impl Device {
     /// Its provider.
     #[must_use]
     pub fn provider(&self) -> &'static str {
-        self.life().provider().name()
+        self.inner.about.provider
     }
 
     /// Its part.
     #[must_use]
     pub fn part(&self) -> &'static str {
-        self.life().provider().part()
+        self.inner.about.part
     }
 
     /// What carries it.
@@ -283,36 +315,51 @@ impl Device {
         &self.inner.function.transport
     }
 
-    /// Its station address.
+    /// Its station address; in a child of fork, as it was at open.
     #[must_use]
     pub fn mac(&self) -> MacAddress {
+        // First, here and below: a lock may be held by a thread that only the parent has.
+        if !self.inner.is_ours() {
+            return self.inner.about.mac;
+        }
         self.life().provider().mac()
     }
 
     /// What it can do.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        *self.life().limits()
+        self.inner.about.limits
     }
 
     /// The least size of frames that its receive queues take, in bytes: room for the longest frame
     /// that may come.
     #[must_use]
     pub fn least_frame_size(&self) -> u32 {
-        let life = self.life();
-        life.longest_frame()
-            .next_multiple_of(life.limits().buffer_step)
+        let about = &self.inner.about;
+        about
+            .longest_frame
+            .next_multiple_of(about.limits.buffer_step)
     }
 
-    /// The link as it is now.
+    /// The link as it is now; down in a child of fork, which has no device (R12).
     #[must_use]
     pub fn link(&self) -> Link {
+        if !self.inner.is_ours() {
+            return Link {
+                up: false,
+                speed: 0,
+                full_duplex: false,
+            };
+        }
         self.life().provider().link()
     }
 
-    /// Waits until the link is up, at most `deadline`.
+    /// Waits until the link is up, at most `deadline`; not in a child of fork.
     #[must_use]
     pub fn wait_link(&self, deadline: Duration) -> Link {
+        if !self.inner.is_ours() {
+            return self.link();
+        }
         let clock = &self.inner.function.clock;
         let end = clock.now().saturating_add(deadline);
         loop {
@@ -325,9 +372,12 @@ impl Device {
         }
     }
 
-    /// What it counted since it was opened or last recovered.
+    /// What it counted since it was opened or last recovered; nothing in a child of fork.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
+        if !self.inner.is_ours() {
+            return Statistics::default();
+        }
         self.life().provider().statistics()
     }
 
@@ -348,22 +398,27 @@ impl Device {
     /// Why it is broken, if it is; none in a child of fork, which has no device (R12).
     #[must_use]
     pub fn broken(&self) -> Option<Cause> {
-        // First: a lock may be held by a thread that only the parent has.
         if !self.inner.process.is_this() {
             return None;
         }
         self.life().lifecycle().cause()
     }
 
-    /// The requests of queues that were destroyed, and how they ended.
+    /// The requests of queues that were destroyed, and how they ended; none in a child of fork.
     #[must_use]
     pub fn completions(&self) -> Completions {
+        if !self.inner.is_ours() {
+            return Completions::default();
+        }
         self.inner.tally.completions()
     }
 
-    /// Objects that use it in its present life.
+    /// Objects that use it in its present life; none in a child of fork.
     #[must_use]
     pub fn objects(&self) -> usize {
+        if !self.inner.is_ours() {
+            return 0;
+        }
         self.life().objects()
     }
 
@@ -376,7 +431,6 @@ impl Device {
     /// Breaks it, from any thread: its ladder runs, and nothing is posted any more (R11). Does not
     /// wait. False when it was broken before, and in a child of fork, which has no device (R12).
     pub fn break_now(&self, cause: Cause) -> bool {
-        // First: a lock may be held by a thread that only the parent has.
         self.inner.process.is_this() && self.life().lifecycle().mark_broken(cause)
     }
 
@@ -390,9 +444,13 @@ impl Device {
         self.life().wait_report().map(|report| (*report).clone())
     }
 
-    /// What the last recovery did, whoever made it; none of a device in its first life.
+    /// What the last recovery did, whoever made it; none of a device in its first life, and in a
+    /// child of fork.
     #[must_use]
     pub fn recovery(&self) -> Option<RecoveryReport> {
+        if !self.inner.is_ours() {
+            return None;
+        }
         self.inner
             .recovery
             .lock()
@@ -478,6 +536,11 @@ impl Inner {
     /// How received frames are spread; for a look or a change.
     pub(crate) fn rss(&self) -> MutexGuard<'_, Option<Settings>> {
         self.rss.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the present life how received frames are spread.
+    pub(crate) fn tell_rss(&self) {
+        self.life().tell_rss(|| *self.rss());
     }
 
     /// Whether this process drives it: a child of fork does not.

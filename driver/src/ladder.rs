@@ -48,7 +48,7 @@ use climb::{Climb, master_off_first};
 pub use deadlines::Deadlines;
 use function::AWAY;
 pub(crate) use function::{Function, with_source};
-pub(crate) use hand::Hand;
+pub(crate) use hand::{Hand, NoResult};
 pub(crate) use report::micros;
 pub use report::{Ground, Outcome, RevocationReport, Step, StepReport, Word};
 

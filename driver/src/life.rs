@@ -26,13 +26,13 @@ use crate::rss::{Settings, Spread};
 /// What a function's lives have in common and its handles add to.
 #[derive(Debug)]
 pub(crate) struct Tally {
-    _claim: Claimed,
+    _claim: Arc<Claimed>,
     completions: Mutex<Completions>,
     serial: AtomicU64,
 }
 
 impl Tally {
-    pub(crate) fn new(claim: Claimed) -> Self {
+    pub(crate) fn new(claim: Arc<Claimed>) -> Self {
         Self {
             _claim: claim,
             completions: Mutex::default(),
@@ -250,13 +250,14 @@ impl Life {
         });
     }
 
-    /// Spreads otherwise what it receives.
-    pub(crate) fn set_rss(&self, settings: &Settings) {
+    /// Spreads what it receives as `latest` says, which is asked when nobody else tells it: of two
+    /// who change it at once, neither has the other's undone.
+    pub(crate) fn tell_rss(&self, latest: impl FnOnce() -> Option<Settings>) {
         self.change_spread(|spread, provider| {
-            if spread.settings == *settings {
+            let Some(settings) = latest().filter(|latest| spread.settings != *latest) else {
                 return;
-            }
-            spread.settings = *settings;
+            };
+            spread.settings = settings;
             provider.set_rss(&settings.rss);
             spread.tell(provider);
         });
@@ -264,6 +265,10 @@ impl Life {
 
     /// Of a device that spreads what it receives, and is not broken: the next life is told anew.
     fn change_spread(&self, change: impl FnOnce(&mut Spread, &mut dyn Provider)) {
+        // First: who has the lock may be waiting for a device that does not answer.
+        if self.lifecycle.is_broken() {
+            return;
+        }
         let mut spread = self.spread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(spread) = &mut *spread
             && !self.lifecycle.is_broken()

@@ -316,19 +316,18 @@ impl Device {
     }
 
     fn change_rss(&self, change: impl FnOnce(&mut Settings)) -> Result<(), RssError> {
-        let device = || self.name().to_owned();
         self.check_ours()?;
-        // Held until the life knows: a recovery gives the next one what is kept here.
-        let mut kept = self.inner.rss();
-        let settings = kept
-            .as_mut()
-            .ok_or_else(|| RssError::Off { device: device() })?;
-        let life = self.life();
-        if let Err(DeviceError::Closed { device }) = life.check() {
+        if let Err(DeviceError::Closed { device }) = self.life().check() {
             return Err(RssError::Closed { device });
         }
+        let mut kept = self.inner.rss();
+        let settings = kept.as_mut().ok_or_else(|| RssError::Off {
+            device: self.name().to_owned(),
+        })?;
         change(settings);
-        life.set_rss(settings);
+        // Not held while the device is told: a recovery asks for it, and waits for nobody's access.
+        drop(kept);
+        self.inner.tell_rss();
         Ok(())
     }
 }

@@ -5,7 +5,8 @@
 mod fake_82576;
 mod scripted;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use failstop::device::{Device, DeviceError, Options};
@@ -16,9 +17,21 @@ use failstop::provider::{Config, ProviderError};
 use failstop::queues::lifecycle::Cause;
 use failstop::rss::{HashTypes, MICROSOFT_KEY, Rss, RssError, TABLE_ENTRIES, Table};
 use failstop_pci::clock::ManualClock;
-use failstop_pci::testing::{FakeFunction, limits_39_bits};
-use failstop_pci::transport::IrqIndex;
+use failstop_pci::testing::{Call, FakeFunction, limits_39_bits};
+use failstop_pci::transport::{IrqIndex, RegionIndex};
 use scripted::{Bench, Objects, QUEUES, Stop, Way, small};
+
+/// The next access of its registers that does not return.
+const NEXT_WRITE: Call = Call::Write(RegionIndex::Bar(0));
+/// Longer than any of this takes, on any machine.
+const SOON: Duration = Duration::from_secs(60);
+
+fn hashing(types: HashTypes) -> Rss {
+    Rss {
+        types,
+        ..Rss::default()
+    }
+}
 
 fn spread(bench: &Bench) -> Device {
     bench.try_open_with(Some(Rss::default())).unwrap()
@@ -158,6 +171,50 @@ fn what_a_broken_device_is_told_is_for_its_next_life() {
     let ports = Port::open_many(&device, &small(), QUEUES).unwrap();
     assert_eq!(table(&bench), all_to(1));
     drop(ports);
+}
+
+#[test]
+fn r11_nobody_waits_for_a_thread_that_tells_a_device_which_does_not_answer() {
+    let bench = Bench::new();
+    let device = spread(&bench);
+    let hold = bench.function.hold_next(NEXT_WRITE);
+    let last = hashing(HashTypes::IPV6);
+    let ended = thread::scope(|scope| {
+        scope.spawn(|| device.set_rss(&hashing(HashTypes::IPV4)));
+        hold.wait_entered();
+        device.break_now(Cause::User);
+        let (tell, told) = mpsc::channel();
+        let device = &device;
+        scope.spawn(move || {
+            let said = device.set_rss(&last);
+            let _ = tell.send((said, device.recover().is_ok()));
+        });
+        let ended = told.recv_timeout(SOON);
+        hold.release();
+        ended
+    });
+    assert_eq!(ended, Ok((Ok(()), true)));
+    assert_eq!((bench.script.rss(), device.rss()), (Some(last), Some(last)));
+    assert_eq!(device.close().left, []);
+}
+
+#[test]
+fn r10_what_is_changed_while_a_life_begins_is_told_to_it() {
+    let bench = Bench::new();
+    let device = spread(&bench);
+    device.break_now(Cause::User);
+    assert!(device.revocation().unwrap().is_stopped());
+    let hold = bench.function.hold_next(NEXT_WRITE);
+    let last = hashing(HashTypes::IPV6);
+    thread::scope(|scope| {
+        let recovered = scope.spawn(|| device.recover());
+        hold.wait_entered();
+        device.set_rss(&last).unwrap();
+        hold.release();
+        recovered.join().unwrap().unwrap();
+    });
+    assert_eq!((bench.script.rss(), device.rss()), (Some(last), Some(last)));
+    assert_eq!(device.close().left, []);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod scripted;
 
+use std::thread;
 use std::time::Duration;
 
 use failstop::device::{Device, DeviceError, RecoverError};
@@ -120,6 +121,31 @@ fn c43_a_reset_that_does_nothing_is_followed_by_the_next_at_open() {
         .script_reset(ResetMethod::Flr, ResetScript::ResetsNothing);
     let _device = bench.open();
     assert_eq!(resets(&bench), [ResetMethod::Flr, ResetMethod::Bus]);
+}
+
+#[test]
+fn c35_a_reset_that_hangs_at_open_is_left_behind_and_none_is_begun_beside_it() {
+    let bench = Bench::of(kernel);
+    let time = bench.time.clone();
+    let hour = Duration::from_secs(3600);
+    let reset = Call::Reset;
+    let hold = bench.function.hold_and(reset, move || time.sleep(hour));
+    let late = bench.try_open().unwrap_err();
+    assert!(
+        matches!(late, DeviceError::Reset(ResetFailed::Unanswered { .. })),
+        "{late}"
+    );
+    let again = bench.try_open().unwrap_err();
+    assert!(matches!(again, DeviceError::InUse { .. }), "{again}");
+    assert_eq!(bench.function.mapped(), []);
+    hold.release();
+    let device = loop {
+        match bench.try_open() {
+            Err(DeviceError::InUse { .. }) => thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
+    assert_eq!(device.close().left, []);
 }
 
 #[test]

@@ -15,12 +15,14 @@ use std::time::{Duration, Instant};
 use failstop::device::Device;
 use failstop::pci::id::Generation;
 use failstop::port::Port;
+use failstop::provider::Statistics;
+use failstop::queues::completions::Completions;
 use failstop::queues::lifecycle::Cause;
 use failstop::supervisor::{Policy, Supervisor};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
-use scripted::{Bench, small};
+use scripted::{Bench, FRAME, QUEUES, small};
 
 /// Longer than any of this takes, on any machine.
 const SOON: Duration = Duration::from_secs(60);
@@ -84,23 +86,41 @@ fn bursts(device: &Device, port: &mut Port) {
     assert!(device.recover().is_err());
 }
 
+/// What a child is told of its parent's device: what never changes, and otherwise of none.
+fn looks(device: &Device) {
+    assert_eq!(device.broken(), None);
+    assert_eq!(device.generation(), Generation::FIRST);
+    assert_eq!((device.provider(), device.part()), ("scripted", "none"));
+    assert_eq!(device.mac().0, [2, 0, 0, 0, 0, 1]);
+    assert_eq!(device.limits().queues, QUEUES);
+    assert_eq!(device.least_frame_size(), FRAME);
+    assert!(!device.link().up);
+    assert!(!device.wait_link(SOON).up);
+    assert_eq!(device.statistics(), Statistics::default());
+    assert_eq!(device.completions(), Completions::default());
+    assert_eq!(device.objects(), 0);
+    assert!(device.recovery().is_none());
+}
+
 /// Forks while other threads take the locks of a device all the time: who closes, reclaims or looks
 /// in a child waits for none of them.
 fn ends_amid_locks(device: &Device) {
     let stop = AtomicBool::new(false);
     let ended: Vec<WaitStatus> = thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
+        // Of the life, and of its provider.
+        let locks: [fn(&Device); 2] = [|device| _ = device.objects(), |device| _ = device.link()];
+        for take in locks {
+            let stop = &stop;
+            scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    let _ = device.objects();
+                    take(device);
                 }
             });
         }
         let mut ended = Vec::new();
         for fork in 0..FORKS {
             let status = child(|| {
-                assert_eq!(device.broken(), None);
-                assert_eq!(device.generation(), Generation::FIRST);
+                looks(device);
                 assert_eq!(device.reclaim(), 0);
                 // SAFETY: as in the test, of another child.
                 let device = unsafe { std::ptr::read(device) };

@@ -1,18 +1,20 @@
 //! The reset at open, proven (R10): what a function's last owner started must not go on under the
 //! next one, whose first addresses are the same.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use failstop_pci::clock::Clock;
-use failstop_pci::config::{CommandRegister, ConfigSpace};
+use failstop_pci::config::{BusMasterOff, CommandRegister, ConfigSpace};
 use failstop_pci::id::Generation;
 use failstop_pci::reset::{self, Canary, FunctionStopped, Issued};
 use failstop_pci::transport::{ResetFailed, ResetMethod, Transport};
 use failstop_pci::window::Window;
 
-use super::DeviceError;
+use super::{Claimed, DeviceError};
 use crate::flight::{Control, Flight};
-use crate::ladder::with_source;
+use crate::ladder::{Hand, NoResult, with_source};
 use crate::provider::SoftwareReset;
 
 /// That all accesses together take no longer than they may, until dropped.
@@ -33,11 +35,15 @@ impl Drop for Bound<'_> {
 
 /// A function that is to be reset, and what shows it.
 pub(super) struct Reset<'a> {
-    pub(super) transport: &'a dyn Transport,
+    pub(super) transport: &'a Arc<dyn Transport>,
+    /// Kept by a reset that is left behind: none is begun while it is outstanding (R4).
+    pub(super) claim: &'a Arc<Claimed>,
     pub(super) command: &'a CommandRegister,
     /// The ladder's.
     pub(super) window: &'a Window,
     pub(super) clock: &'a dyn Clock,
+    /// For each reset but the family's own, which waits by the clock.
+    pub(super) deadline: Duration,
     pub(super) canary: Canary,
     pub(super) software: SoftwareReset,
     pub(super) flight: &'a Flight,
@@ -77,7 +83,7 @@ impl Reset<'_> {
     }
 
     fn attempt(&self, method: ResetMethod) -> Result<Result<FunctionStopped, String>, DeviceError> {
-        let config = ConfigSpace::new(self.transport);
+        let config = ConfigSpace::new(&**self.transport);
         // Shown for each: the reset before may have put back what was saved.
         let off = self.command.bus_master_off(&config)?;
         self.command.memory_space_on(&config)?;
@@ -86,9 +92,9 @@ impl Reset<'_> {
         let planted = self.canary.plant(self.window);
         let issued = if method == ResetMethod::Software {
             let reset = || (self.software)(self.window, self.clock);
-            reset::issue_software(self.transport, &off, reset)
+            reset::issue_software(&**self.transport, &off, reset)
         } else {
-            reset::issue(self.transport, &off, method)
+            self.issue(off, method)?
         };
         match (issued, planted) {
             (Err(error @ (ResetFailed::Busy { .. } | ResetFailed::Unanswered { .. })), _) => {
@@ -97,6 +103,34 @@ impl Reset<'_> {
             (Err(error), _) => Ok(Err(with_source(&error))),
             (Ok(_), Err(error)) => Ok(Err(format!("done, and nothing could show it: {error}"))),
             (Ok(issued), Ok(())) => Ok(self.verify(issued, &config)),
+        }
+    }
+
+    /// Resets it by a call that may hang, and is left behind then.
+    fn issue(
+        &self,
+        off: BusMasterOff,
+        method: ResetMethod,
+    ) -> Result<Result<Issued, ResetFailed>, DeviceError> {
+        let device = || self.transport.name().to_owned();
+        let no_thread = |source| DeviceError::NoThread {
+            device: device(),
+            source,
+        };
+        let mut hand = Hand::new("reset at open").map_err(no_thread)?;
+        let (transport, claim) = (self.transport.clone(), self.claim.clone());
+        let issued = hand.call(self.clock, self.deadline, move || {
+            let issued = reset::issue(&*transport, &off, method);
+            drop(claim);
+            issued
+        });
+        match issued {
+            Ok(issued) => Ok(issued),
+            Err(NoResult::NoHand) => Err(no_thread(io::ErrorKind::Other.into())),
+            Err(NoResult::Late) => Ok(Err(ResetFailed::Unanswered {
+                device: device(),
+                source: io::ErrorKind::TimedOut.into(),
+            })),
         }
     }
 

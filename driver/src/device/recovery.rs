@@ -19,6 +19,7 @@ use crate::ladder::{self, RevocationReport, Watched};
 use crate::life::Life;
 use crate::name::last_resort;
 use crate::provider::Config;
+use crate::rss::Settings;
 use crate::watch::Watch;
 
 /// A device that was not recovered. It stays as it was: fenced, if it was broken.
@@ -110,8 +111,9 @@ impl Inner {
                 device: self.function.transport.name().to_owned(),
             });
         }
-        let _changing = self.changing();
+        let changing = self.changing();
         self.check_given_up()?;
+        let told = *self.rss();
         let old = self.life();
         let device = || self.function.transport.name().to_owned();
         let verdict = old
@@ -133,7 +135,7 @@ impl Inner {
             .and_then(|()| self.all_returned())
             .and_then(|()| {
                 steps.ended(RecoveryStep::Stopped);
-                self.begin(old.generation().next(), &mut steps)
+                self.begin(old.generation().next(), told, &mut steps)
             });
         self.unrecovered.store(begun.is_err(), Ordering::Release);
         let event = match &begun {
@@ -160,6 +162,11 @@ impl Inner {
             }
         };
         self.function.events.push(event);
+        drop(changing);
+        // Who changed it meanwhile may have found the old life only.
+        if begun.is_ok() && *self.rss() != told {
+            self.tell_rss();
+        }
         begun
     }
 
@@ -219,10 +226,15 @@ impl Inner {
     }
 
     /// Begins the life that follows.
-    fn begin(&self, generation: Generation, steps: &mut Steps) -> Result<Generation, RecoverError> {
+    fn begin(
+        &self,
+        generation: Generation,
+        rss: Option<Settings>,
+        steps: &mut Steps,
+    ) -> Result<Generation, RecoverError> {
         let watch = self.function.watch.get();
         let errors = watch.map(Watch::errors);
-        let life = self.bring_up(generation, steps)?;
+        let life = self.bring_up(generation, rss, steps)?;
         // Asked back while it was brought up: dropped, the new life turns bus mastering off.
         self.check_given_up()?;
         let function = &self.function;
@@ -234,18 +246,12 @@ impl Inner {
         if watch.map(Watch::errors) != errors {
             life.break_device(Cause::BusError);
         }
-        // Held until the life is there: whoever changes it later finds this one.
-        let settings = self.rss();
-        if let Some(settings) = &*settings {
-            life.set_rss(settings);
-        }
         {
             let mut present = self.life.lock().unwrap_or_else(PoisonError::into_inner);
             *present = life;
             self.generation
                 .store(generation.number(), Ordering::Release);
         }
-        drop(settings);
         steps.ended(RecoveryStep::Armed);
         Ok(generation)
     }
@@ -254,6 +260,7 @@ impl Inner {
     fn bring_up(
         &self,
         generation: Generation,
+        rss: Option<Settings>,
         steps: &mut Steps,
     ) -> Result<Arc<Life>, DeviceError> {
         let function = &self.function;
@@ -269,9 +276,8 @@ impl Inner {
         )?;
         steps.ended(RecoveryStep::Reopened);
         let mut provider = self.driver.provider(window.clone(), function.clock.clone());
-        let settings = *self.rss();
         let config = Config {
-            rss: settings.map(|settings| settings.rss),
+            rss: rss.map(|settings| settings.rss),
             ..self.config
         };
         provider.bring_up(&config)?;
@@ -287,7 +293,7 @@ impl Inner {
             generation,
             window,
             provider,
-            settings,
+            rss,
         )
     }
 }

@@ -60,6 +60,8 @@ const CANARY: Canary = Canary {
 /// What the software reset does: one of [`Software`].
 const SOFTWARE: u32 = 0x0014;
 const IRQ_MASK: u32 = 0x0018;
+/// What is hashed.
+const HASH: u32 = 0x001c;
 const ENABLE: u32 = 1 << 25;
 const THRESHOLDS: u32 = 0x0004_0408;
 

@@ -20,8 +20,8 @@ use failstop_pci::testing::FakeFunction;
 use failstop_pci::window::{Doorbell, NoAnswer, QueueName, StopBit, Stopped, Window};
 
 use super::{
-    ALIVE, CANARY, CONTROL, ENABLE, ENTRIES, FRAME, HEAD, IRQ_MASK, QUEUES, RING, RUNS, SOFTWARE,
-    STATUS, STOP_DEADLINE, STOP_INTERVAL, TAIL, THRESHOLDS, WAYS, Way, base,
+    ALIVE, CANARY, CONTROL, ENABLE, ENTRIES, FRAME, HASH, HEAD, IRQ_MASK, QUEUES, RING, RUNS,
+    SOFTWARE, STATUS, STOP_DEADLINE, STOP_INTERVAL, TAIL, THRESHOLDS, WAYS, Way, base,
 };
 
 /// How a queue answers when it is told to stop.
@@ -449,6 +449,7 @@ impl Provider for Scripted {
 
     fn set_rss(&mut self, rss: &Rss) {
         self.script.called("set_rss").rss = Some(*rss);
+        self.write(HASH, rss.types.bits());
     }
 
     fn set_rss_table(&mut self, table: &Table) {
