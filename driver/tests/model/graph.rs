@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use failstop::objects::CreateError;
 use failstop::owned::{Object, Owned};
+use failstop::rss::{Rss, TABLE_ENTRIES, Table};
 use failstop_pci::id::Generation;
 
-use super::scripted::{self, FRAME, FRAMES, RX, TX};
+use super::scripted::{self, FRAME, FRAMES, QUEUES, RX, TX};
 use super::steps::Of;
 use super::{Breach, Checked, Handle, Receiver, Region, Sender, World, poison};
 
@@ -80,9 +81,30 @@ impl World {
                     self.kits[at].region = Some(region);
                 }
             }
-            Of::Rq | Of::Sq => self.create_queue(at, of)?,
+            Of::Rq | Of::Sq => {
+                self.spread()?;
+                self.create_queue(at, of)?;
+            }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Spreads what is received otherwise, by a table that follows from what was made so far: a
+    /// sequence that is written down needs no word for it.
+    fn spread(&mut self) -> Checked {
+        let table = match self.next_id % 4 {
+            0 => None,
+            1 => Some(Table::even(QUEUES)),
+            id => Some(Table([id as u8 - 2; TABLE_ENTRIES])),
+        };
+        let rss = Rss {
+            table,
+            ..Rss::default()
+        };
+        let told = self.device.set_rss(&rss);
+        ensure!(told.is_ok(), "refused without a reason: {told:?}");
+        ensure_eq!(self.device.rss(), Some(rss));
         Ok(())
     }
 

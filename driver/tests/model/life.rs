@@ -151,6 +151,10 @@ impl World {
 
     pub(crate) fn check(&mut self) -> Checked {
         self.watch_log()?;
+        if !self.faulty {
+            // What a stop or a start left behind that failed may be named in vain.
+            ensure_eq!(self.bench.script.lost(), Vec::<String>::new());
+        }
         let function = &self.bench.function;
         let (mapped, lines) = (function.mapped(), self.device.ledger().lines());
         for (start, len) in &mapped {

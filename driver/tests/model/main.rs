@@ -3,7 +3,7 @@
 //! After each step: what the backend holds mapped is in the ledger (R2); nothing that was released is
 //! reachable (R3); no address is handed out again before it is unmapped and the device forgot it
 //! (R4.6); every posted request ends in exactly one completion, received frames in order (R7); a
-//! destroy of a broken device touches nothing (R6); a device that nobody broke stays well (C41, C45).
+//! destroy of a broken device touches nothing (R6); no table names a queue that does not run; a device that nobody broke stays well (C41, C45).
 //! A watchdog ends the run when a step does not (R11).
 //!
 //! The address space by itself, with faults of map and unmap, has a model of its own in `dma`.

@@ -10,6 +10,7 @@ use failstop::objects::{Cq, Mr, Pd, Rq, Sq};
 use failstop::owned::{Object, Owned};
 use failstop::queues::completions::Completions;
 use failstop::queues::lifecycle::Cause;
+use failstop::rss::Rss;
 use failstop_dma::frame::Frame;
 use failstop_dma::region::Pool;
 use failstop_pci::id::Generation;
@@ -180,7 +181,7 @@ impl World {
             bench.function.set_strength(Strength::None);
         }
         Self {
-            device: bench.open(),
+            device: bench.try_open_with(Some(Rss::default())).unwrap(),
             bench,
             hold: None,
             kits: Default::default(),
