@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "maps memory")]
 
 use std::fmt;
+use std::fs;
 use std::io;
 use std::mem;
 use std::num::NonZeroUsize;
@@ -14,6 +15,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap_anonymous, mremap};
+use nix::sys::stat::fstat;
 use nix::unistd::ftruncate;
 use thiserror::Error;
 use vm_memory::VolatileSlice;
@@ -74,6 +76,8 @@ pub(crate) struct Mapped {
     _not_inherited: NotInherited,
     map: MmapRaw,
     base: NonNull<u8>,
+    /// The file's inode number, as `/proc/self/maps` has it; empty where nobody knows.
+    inode: String,
 }
 
 impl Mapped {
@@ -93,7 +97,19 @@ impl Mapped {
             _not_inherited: not_inherited.map_err(|e| ("pthread_atfork", e))?,
             map,
             base,
+            inode: fstat(file)
+                .map(|stat| stat.st_ino.to_string())
+                .unwrap_or_default(),
         })
+    }
+
+    /// Whether it is where it was mapped; false where nobody can tell.
+    fn is_there(&self) -> bool {
+        let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let start = format!("{:x}-", self.base.addr());
+        // Address, access, offset, device, inode, name.
+        let mut found = maps.lines().filter(|line| line.starts_with(&start));
+        found.any(|line| line.split_whitespace().nth(4) == Some(self.inode.as_str()))
     }
 
     /// Gives its pages back to the kernel: from here on it reads as zeros, and what is written takes
@@ -108,9 +124,9 @@ impl Mapped {
         unsafe { self.map.unchecked_advise(UncheckedAdvice::Remove) }
     }
 
-    /// Zeros in its place, if nothing is there. None where something is, which may be somebody
-    /// else's: it is never unmapped then.
-    fn filled(self) -> Option<Self> {
+    /// It, if it is still there; zeros in its place, if nothing is. None where something is, which
+    /// may be somebody else's: it is never unmapped then.
+    fn filled(mut self) -> Option<Self> {
         let len = NonZeroUsize::new(self.map.len())?;
         let at = NonZeroUsize::new(self.base.addr().get());
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE | MapFlags::MAP_FIXED_NOREPLACE;
@@ -120,6 +136,10 @@ impl Mapped {
         let filled = unsafe { mmap_anonymous(at, len, access, flags) };
         let advised = filled.is_ok() && self.map.advise(Advice::DontFork).is_ok();
         if advised {
+            self.inode.clear();
+            return Some(self);
+        }
+        if filled.is_err() && self.is_there() {
             return Some(self);
         }
         mem::forget(self);
@@ -233,12 +253,13 @@ impl Memory {
                 let Mapped {
                     _not_inherited,
                     map,
+                    inode,
                     ..
                 } = self.mapped;
                 // Nothing of ours is there any more to be unmapped.
                 mem::forget(map);
                 Ok(Self {
-                    mapped: place,
+                    mapped: Mapped { inode, ..place },
                     ..self
                 })
             }
@@ -357,7 +378,7 @@ mod tests {
         let moved = memory.moved_to(place).map_err(|(.., error)| error).unwrap();
         assert_eq!(moved.base(), to);
         assert_eq!(moved.view().read_obj::<u64>(8).unwrap(), 7);
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let left = format!("{:x}-", from.as_ptr() as usize);
         let left = maps.lines().find(|line| line.starts_with(&left));
         assert!(
@@ -376,12 +397,19 @@ mod tests {
     }
 
     #[test]
-    fn a_place_where_something_is_mapped_is_left_as_it_is() {
-        let memory = Memory::new(4096).unwrap();
-        memory.view().write_obj(7u64, 8).unwrap();
+    fn a_place_that_the_kernel_did_not_unmap_is_kept() {
+        let place = Memory::new(4096).unwrap().into_mapped();
+        assert!(place.filled().is_some());
+    }
+
+    #[test]
+    fn a_place_where_something_else_is_mapped_is_left_as_it_is() {
+        let (memory, other) = (Memory::new(4096).unwrap(), Memory::new(4096).unwrap());
         let base = memory.base().as_ptr() as usize;
-        assert!(memory.into_mapped().filled().is_none());
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut place = memory.into_mapped();
+        place.inode = other.into_mapped().inode.clone();
+        assert!(place.filled().is_none());
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let still = format!("{base:x}-");
         let still = maps.lines().find(|line| line.starts_with(&still)).unwrap();
         assert!(still.contains("failstop-dma"), "{still}");
@@ -397,7 +425,7 @@ mod tests {
 
     #[test]
     fn without_large_pages_it_says_base_pages() {
-        let reserved = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+        let reserved = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
         let memory = Memory::new(HUGE).unwrap();
         let expected = if reserved.trim() == "0" {
             Pages::Base
@@ -413,7 +441,7 @@ mod tests {
     fn c28_a_child_does_not_inherit_it() {
         let memory = Memory::new(4096).unwrap();
         let start = format!("{:x}-", memory.base().as_ptr() as usize);
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
         let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
         assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
