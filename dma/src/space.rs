@@ -104,7 +104,7 @@ pub enum SpaceError {
 /// What one device can reach, and the accounts of it.
 pub struct AddressSpace {
     transport: Arc<dyn Transport>,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     page: u64,
     budget: LockBudget,
 }
@@ -139,15 +139,16 @@ impl AddressSpace {
         };
         Ok(Arc::new(Self {
             transport,
-            ledger: Ledger::new(iovas, clock),
+            ledger: Arc::new(Ledger::new(iovas, clock)),
             page,
             budget,
         }))
     }
 
-    /// The accounts.
+    /// The accounts. Whoever keeps them keeps nothing of the space open, and may read them when it
+    /// is gone.
     #[must_use]
-    pub fn ledger(&self) -> &Ledger {
+    pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 

@@ -38,6 +38,7 @@ mod recovery;
 pub use closing::CloseReport;
 pub(crate) use closing::{end_life, out_of_reach};
 pub use error::DeviceError;
+use glance::Accounts;
 pub use glance::{Glance, Seen};
 use opening::{Bound, Reset};
 pub use recovered::{RecoveryReport, RecoveryStep, RecoveryTime};
@@ -75,6 +76,8 @@ pub(crate) struct Inner {
     /// How received frames are spread, now and in its next life. Held for a look or a change only.
     rss: Mutex<Option<Settings>>,
     tally: Arc<Tally>,
+    /// For who looks at it without keeping it open.
+    accounts: Arc<Accounts>,
     /// Whose threads serve it.
     process: Process,
     function: Arc<Function>,
@@ -261,6 +264,7 @@ impl Device {
             provider,
             rss,
         )?;
+        let accounts = Accounts::new(&function, &tally, &life);
         let inner = Arc::new(Inner {
             life: Mutex::new(life.clone()),
             generation: AtomicU64::new(Generation::FIRST.number()),
@@ -273,6 +277,7 @@ impl Device {
             config: *config,
             rss: Mutex::new(rss),
             tally,
+            accounts: Arc::new(accounts),
             process: Process::this(),
             function,
         });

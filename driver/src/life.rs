@@ -27,32 +27,46 @@ use crate::rss::{Settings, Spread};
 #[derive(Debug)]
 pub(crate) struct Tally {
     _claim: Arc<Claimed>,
-    completions: Mutex<Completions>,
+    ended: Arc<Ended>,
     serial: AtomicU64,
+}
+
+/// The requests of queues that are gone, and how they ended.
+#[derive(Default, Debug)]
+pub(crate) struct Ended(Mutex<Completions>);
+
+impl Ended {
+    /// All of them.
+    pub(crate) fn sum(&self) -> Completions {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, completions: Completions) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) += completions;
+    }
 }
 
 impl Tally {
     pub(crate) fn new(claim: Arc<Claimed>) -> Self {
         Self {
             _claim: claim,
-            completions: Mutex::default(),
+            ended: Arc::default(),
             serial: AtomicU64::new(0),
         }
     }
 
     /// The requests of queues that are gone, and how they ended.
     pub(crate) fn completions(&self) -> Completions {
-        *self
-            .completions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.ended.sum()
+    }
+
+    /// The account of them, for who reads it when the function is no one's any more.
+    pub(crate) fn ended(&self) -> &Arc<Ended> {
+        &self.ended
     }
 
     fn add(&self, completions: Completions) {
-        *self
-            .completions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) += completions;
+        self.ended.add(completions);
     }
 }
 

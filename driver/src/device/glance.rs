@@ -1,18 +1,22 @@
 //! A look at a device by somebody who does not keep it open.
 
-use std::sync::Weak;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use failstop_dma::ledger::{Line, Totals};
+use failstop_dma::ledger::{Ledger, Line, Totals};
+use failstop_pci::fork::Process;
 use failstop_queues::completions::Completions;
-use failstop_queues::lifecycle::Cause;
+use failstop_queues::lifecycle::{Cause, Lifecycle};
 
-use super::{Device, Inner};
+use super::Device;
+use crate::ladder::Function;
+use crate::life::{Ended, Life, Tally};
 
-/// Sees what a device can reach, from any thread, also while its owner closes it: for whoever has to
-/// say what state it is in when that takes too long. Nothing is kept open by it, and nobody waited for.
+/// Sees what a device can reach, from any thread, while its owner closes it and when it is gone: for
+/// whoever has to say what state it is in when that takes too long. Nothing is kept open by it, and
+/// nobody waited for.
 #[derive(Clone, Debug)]
 pub struct Glance {
-    inner: Weak<Inner>,
+    accounts: Arc<Accounts>,
 }
 
 /// What a device's accounts are at one moment.
@@ -24,8 +28,42 @@ pub struct Seen {
     pub left: Vec<Line>,
     /// The requests of queues that were destroyed.
     pub completions: Completions,
-    /// Why it is broken, if it is.
+    /// Why it is broken, if it is; why it was, if it is gone.
     pub broken: Option<Cause>,
+}
+
+/// A device's accounts, apart from the device: who has them does not have it, so that its last holder,
+/// who ends it, is never somebody who looked.
+#[derive(Debug)]
+pub(crate) struct Accounts {
+    ledger: Arc<Ledger>,
+    ended: Arc<Ended>,
+    /// Of its present life.
+    lifecycle: Mutex<Arc<Lifecycle>>,
+    process: Process,
+}
+
+impl Accounts {
+    /// Of a function whose first life is `life`.
+    pub(crate) fn new(function: &Function, tally: &Tally, life: &Life) -> Self {
+        Self {
+            ledger: function.space.ledger().clone(),
+            ended: tally.ended().clone(),
+            lifecycle: Mutex::new(life.lifecycle().clone()),
+            process: Process::this(),
+        }
+    }
+
+    /// Another life begins.
+    pub(crate) fn follow(&self, life: &Life) {
+        *self.lifecycle() = life.lifecycle().clone();
+    }
+
+    fn lifecycle(&self) -> MutexGuard<'_, Arc<Lifecycle>> {
+        self.lifecycle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Device {
@@ -33,25 +71,25 @@ impl Device {
     #[must_use]
     pub fn glance(&self) -> Glance {
         Glance {
-            inner: std::sync::Arc::downgrade(&self.inner),
+            accounts: self.inner.accounts.clone(),
         }
     }
 }
 
 impl Glance {
-    /// Looks; none of a device that is closed, and in a child of fork.
+    /// Looks; of a device that is gone, what it left behind. None in a child of fork.
     #[must_use]
     pub fn look(&self) -> Option<Seen> {
-        let inner = self.inner.upgrade()?;
-        if !inner.process.is_this() {
+        let accounts = &*self.accounts;
+        // First: a lock may be held by a thread that only the parent has.
+        if !accounts.process.is_this() {
             return None;
         }
-        let ledger = inner.function.space.ledger();
         Some(Seen {
-            totals: ledger.totals(),
-            left: ledger.lines(),
-            completions: inner.tally.completions(),
-            broken: inner.life().lifecycle().cause(),
+            totals: accounts.ledger.totals(),
+            left: accounts.ledger.lines(),
+            completions: accounts.ended.sum(),
+            broken: accounts.lifecycle().cause(),
         })
     }
 }

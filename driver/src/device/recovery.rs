@@ -248,6 +248,7 @@ impl Inner {
         }
         {
             let mut present = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+            self.accounts.follow(&life);
             *present = life;
             self.generation
                 .store(generation.number(), Ordering::Release);
