@@ -1,9 +1,8 @@
 //! The tool, as a person runs it: clean runs, bad input, signals.
 
 use std::env;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +12,8 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::fixture::{Outcome, ensure, ensure_eq};
 use crate::report::{self, Queue, Report};
+
+mod signals;
 
 /// A case, by name.
 type ToolCase = (&'static str, fn() -> Outcome);
@@ -28,12 +29,6 @@ const CASES: &[ToolCase] = &[
     (
         "a_break_of_four_queues_is_a_gap_for_each",
         four_queues_broken_and_recovered,
-    ),
-    ("ctrl_c_ends_in_an_orderly_close", interrupted),
-    ("sigterm_ends_in_an_orderly_close", terminated),
-    (
-        "a_second_signal_ends_at_once_and_says_what_is_kept",
-        interrupted_twice,
     ),
     (
         "a_device_that_is_refused_is_a_report_with_the_error",
@@ -52,10 +47,6 @@ const CASES: &[ToolCase] = &[
         broken_and_recovered,
     ),
     ("a_break_is_told_step_by_step", broken_in_words),
-    (
-        "ctrl_c_before_a_break_ends_in_an_orderly_close",
-        interrupted_before_a_break,
-    ),
     ("memory_left_in_quarantine_is_exit_code_4", quarantined),
     ("a_fenced_device_with_clean_accounts_is_exit_code_5", fenced),
     (
@@ -76,6 +67,10 @@ const CASES: &[ToolCase] = &[
     ),
     ("messages_that_nobody_can_read_change_nothing", unheard),
     ("output_that_nobody_reads_changes_no_exit_code", unread),
+    (
+        "a_report_that_cannot_be_written_hides_no_memory_that_is_kept",
+        unwritten,
+    ),
     ("nonsense_on_the_command_line_is_a_usage_error", nonsense),
     ("info_tells_what_a_server_serves", info_served),
     ("a_device_that_does_not_exist_is_named", no_such_device),
@@ -91,6 +86,7 @@ const CASES: &[ToolCase] = &[
 pub fn trials() -> Vec<Trial> {
     CASES
         .iter()
+        .chain(signals::CASES)
         .map(|&(name, case)| Trial::test(format!("tool/{name}"), case))
         .collect()
 }
@@ -229,75 +225,6 @@ fn four_queues_broken_and_recovered() -> Outcome {
     each_queue_moved(&report::check_recovered(&json, "server", None)?, 4)
 }
 
-fn ended_by(signal: nix::sys::signal::Signal, arguments: &[&str]) -> Outcome {
-    let mut child = Command::new(path()?)
-        .args(["run", "--seconds", "600"])
-        .args(arguments)
-        .stdout(Stdio::piped())
-        .process_group(0)
-        .spawn()?;
-    let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
-    // The port is there; frames follow at once.
-    let began = lines.find(|line| line.as_ref().is_ok_and(|line| line.starts_with("before:")));
-    std::thread::sleep(Duration::from_millis(500));
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    // As a terminal does: to every process of the group.
-    nix::sys::signal::killpg(pid, signal)?;
-    let rest: Vec<String> = lines.collect::<Result<_, _>>()?;
-    let status = child.wait()?;
-    let said = rest.join("\n");
-    ensure(began.is_some(), || format!("no port was opened: {said}"))?;
-    ensure_eq(status.code(), Some(0), &said)?;
-    ensure(
-        said.contains("after: 0 bytes live, 0 bytes quarantined"),
-        || said.clone(),
-    )?;
-    ensure(!said.contains("sent 0 frames"), || said.clone())
-}
-
-fn interrupted() -> Outcome {
-    ended_by(nix::sys::signal::Signal::SIGINT, &[])
-}
-
-fn terminated() -> Outcome {
-    ended_by(nix::sys::signal::Signal::SIGTERM, &[])
-}
-
-/// Nothing answers any more, so that an orderly end would take long. (R3) (R12)
-fn interrupted_twice() -> Outcome {
-    let device = "emu:82576,fault=server-hangs@1000";
-    let mut child = Command::new(path()?)
-        .args(["run", device, "--seconds", "600", "--json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()?;
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    // Once it hangs, and while the run still waits for what is on its way.
-    for pause in [1500, 400] {
-        std::thread::sleep(Duration::from_millis(pause));
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT)?;
-    }
-    let end = Instant::now() + Duration::from_secs(20);
-    while child.try_wait()?.is_none() {
-        if Instant::now() > end {
-            child.kill()?;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let output = child.wait_with_output()?;
-    ensure_eq(output.status.code(), Some(4), &text(&output))?;
-    let report: Report = serde_json::from_slice(&output.stdout)?;
-    let said = text(&output);
-    ensure(
-        report
-            .error
-            .is_some_and(|error| error.contains("a second signal")),
-        || said.clone(),
-    )?;
-    ensure(!report.kept.is_empty(), || said.clone())?;
-    ensure(said.contains("kept until this process is gone"), || said)
-}
-
 fn refused_in_json() -> Outcome {
     let output = failstop(&["run", "emu:82576,fault=gone@open", "--json"])?;
     ensure_eq(output.status.code(), Some(3), &text(&output))?;
@@ -371,11 +298,6 @@ fn broken_in_words() -> Outcome {
         })?;
     }
     Ok(())
-}
-
-fn interrupted_before_a_break() -> Outcome {
-    let arguments = ["--break-after", "500"];
-    ended_by(nix::sys::signal::Signal::SIGINT, &arguments)
 }
 
 fn quarantined() -> Outcome {
@@ -471,6 +393,18 @@ fn unread() -> Outcome {
         ensure_eq(status.code(), Some(4), &format!("{json:?}"))?;
     }
     Ok(())
+}
+
+/// The other codes do not say that anything is left (R3).
+fn unwritten() -> Outcome {
+    let output = Command::new(path()?)
+        .args(["run", "emu:82576,fault=server-hangs@1000"])
+        .args(["--seconds", "0.3", "--json"])
+        .stdout(std::fs::File::options().write(true).open("/dev/full")?)
+        .output()?;
+    let said = text(&output);
+    ensure_eq(output.status.code(), Some(4), &said)?;
+    ensure(said.contains("standard output cannot be written"), || said)
 }
 
 fn revoked(report: &Report) -> Outcome {

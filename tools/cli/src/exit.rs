@@ -8,7 +8,8 @@ use std::process::ExitCode;
 pub(crate) enum Exit {
     /// Everything as asked.
     Clean = 0,
-    /// Frames were lost or changed, with clean accounts; or a step of a scenario does not hold.
+    /// Frames were lost or changed, or a run was cut short, with clean accounts; or a step of a scenario
+    /// does not hold.
     Wrong = 1,
     /// The command line, or a file or socket that it names, makes no sense.
     Usage = 2,
@@ -40,7 +41,7 @@ impl Exit {
         match self {
             Self::Clean => "clean",
             Self::Wrong => {
-                "frames were lost or changed, a step of a scenario does not hold, or an emulator died of a fault"
+                "frames were lost or changed, a run was cut short, a step of a scenario does not hold, or an emulator died of a fault"
             }
             Self::Usage => "usage: arguments, or a file or socket that they name",
             Self::NotUsable => "device not usable",

@@ -2,7 +2,6 @@
 //! object, and says what the accounts say.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -19,14 +18,14 @@ use crate::ending::{self, Ending};
 use crate::exit::Exit;
 use crate::flow::{Moved, move_frames};
 use crate::supervised::Watched;
-use console::{Console, finish, ledger_line, say_broken};
+use console::{Console, ledger_line, say_broken, say_end};
 
 mod console;
 mod options;
 mod report;
 
 pub(crate) use options::{RunArgs, Target};
-pub(crate) use report::Report;
+pub(crate) use report::{Known, Report};
 
 /// Runs, prints, and says how the process should end.
 ///
@@ -39,27 +38,39 @@ pub(crate) fn run(options: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Exit
         quiet: options.json,
     };
     let ending = Ending::watch(options.json)?;
-    let driven = drive(options, &ending, &mut console);
-    ending.over();
-    let (report, refused) = match driven {
-        Ok(report) => (report, None),
-        Err(error) => (Report::refused(options, &error), Some(error)),
+    let (report, told) = match drive(options, &ending, &mut console) {
+        Ok((report, told)) => (report, told.map_err(Into::into)),
+        Err(error) => (Report::refused(options, &error), Err(error)),
     };
-    if options.json {
-        serde_json::to_writer(&mut *out, &report)?;
-        writeln!(out)?;
-    }
-    match refused {
-        None => Ok(Exit::of(report.exit)),
-        Some(error) => Err(error),
+    let exit = Exit::of(report.exit);
+    ending.over(exit);
+    let written = if options.json {
+        print(&report, out)
+    } else {
+        Ok(())
+    };
+    match told.and(written) {
+        Ok(()) => Ok(exit),
+        // What is kept outranks that it could not be said.
+        Err(error) if matches!(exit, Exit::Quarantined | Exit::Fenced) => {
+            crate::complain(crate::explain(&error));
+            Ok(exit)
+        }
+        Err(error) => Err(error),
     }
 }
 
+fn print(report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *out, report)?;
+    Ok(writeln!(out)?)
+}
+
+/// Runs, and says what came of it: what is reported, and whether that could be said.
 fn drive(
     options: &RunArgs,
-    ending: &Arc<Ending>,
+    ending: &Ending,
     console: &mut Console<'_>,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<(Report, io::Result<()>)> {
     let stop = ending.stop();
     let (emulated, transport) = match &options.device {
         Target::Emulated(name) => {
@@ -115,18 +126,18 @@ fn drive(
     let survived = survive(&device, &watched);
     // Whatever happened in between, the device is closed and its accounts are read.
     let closed = device.close();
-    // What is left is to say so.
-    ending.over();
-    report.stray_dma = emulated.and_then(Emulated::stop);
     let (moved, broken) = match outcome {
         Ok(outcome) => outcome,
-        Err(error) if closed.left.is_empty() && closed.broken.is_none() => return Err(error),
+        Err(error) if closed.left.is_empty() && closed.broken.is_none() => {
+            ending.over(Exit::NotUsable);
+            return Err(error);
+        }
         Err(error) => {
-            crate::complain(format_args!("{error:#}"));
             report.error = Some(crate::explain(&error));
             (Vec::new(), None)
         }
     };
+    let by_itself = broken.is_none();
     report.count(&moved, options.size);
     let mut went_on = true;
     report.recovered = survived.recovery.is_some() && closed.broken.is_none();
@@ -142,17 +153,15 @@ fn drive(
         // back when its port was gone.
         let all_went_on = moved.iter().all(|moved| moved.received_after > 0);
         went_on = all_went_on || stop.load(Ordering::Relaxed) || !in_time;
-    } else if report.recovered {
-        // Nobody has heard of it yet.
-        if let Some(revocation) = &report.revocation {
-            console.say(revocation.to_string().trim_end())?;
-        }
-        if let Some(recovery) = &report.recovery {
-            console.say(recovery.to_string().trim_end())?;
-        }
     }
-    finish(&mut report, &closed, went_on, console)?;
-    Ok(report)
+    // What is left is to say so.
+    ending.over(report.judge(&closed, went_on));
+    if let Some(error) = &report.error {
+        crate::complain(error);
+    }
+    report.stray_dma = emulated.and_then(Emulated::stop);
+    let told = say_end(&report, &closed, by_itself, console);
+    Ok((report, told))
 }
 
 /// Opens the ports, moves frames, and destroys their objects one by one.

@@ -7,7 +7,6 @@ use failstop::dma::ledger::{Ledger, Line};
 
 use super::report::{Kept, Report};
 use crate::breaking::Broken;
-use crate::exit::Exit;
 
 /// Where text goes, unless one JSON object is asked for.
 pub(super) struct Console<'a> {
@@ -52,30 +51,22 @@ pub(super) fn ledger_line(ledger: &Ledger) -> String {
     )
 }
 
-/// Fills in what is known at the end, says it, and judges.
-pub(super) fn finish(
-    report: &mut Report,
+/// Says what a run came to; the recovery of a device that broke by itself, too.
+pub(super) fn say_end(
+    report: &Report,
     closed: &CloseReport,
-    went_on: bool,
+    by_itself: bool,
     console: &mut Console<'_>,
 ) -> io::Result<()> {
-    report.completions = closed.completions.into();
-    report.ledger = closed.totals.into();
-    report.kept = closed.left.iter().map(Kept::from).collect();
-    if closed.revocation.is_some() {
-        report.revocation.clone_from(&closed.revocation);
+    if by_itself && report.recovered {
+        // Nobody has heard of it yet.
+        if let Some(revocation) = &report.revocation {
+            console.say(revocation.to_string().trim_end())?;
+        }
+        if let Some(recovery) = &report.recovery {
+            console.say(recovery.to_string().trim_end())?;
+        }
     }
-    let all_there = report.rx_packets + report.lost_packets == report.tx_packets;
-    let exit = if closed.totals.quarantined_bytes > 0 || closed.totals.live_bytes > 0 {
-        Exit::Quarantined
-    } else if closed.broken.is_some() {
-        Exit::Fenced
-    } else if report.payload_errors > 0 || !all_there || !went_on {
-        Exit::Wrong
-    } else {
-        Exit::Clean
-    };
-    report.exit = exit as u8;
     console.say(&format!(
         "sent {} frames, received {}, {} with errors",
         report.tx_packets, report.rx_packets, report.payload_errors

@@ -130,8 +130,11 @@ impl FromStr for Target {
 fn after_help() -> String {
     format!(
         "A run ends in order when its time is up, or by a first SIGINT, SIGTERM or SIGHUP, and takes at most {} s for that. \
-         Past it, or by a second signal, it ends at once, says what state the device is in, and reports memory that the device \
-         may still reach as kept (exit code 4).",
-        ending::LIMIT.as_secs()
+         Past it, or by a second signal that comes {} s after the first or later, it ends at once, says what state the device \
+         is in, and reports memory that the device may still reach as kept (exit code 4). Once the device is closed, such a \
+         second signal ends what is left to be written, with the exit code of the report. A SIGHUP that was ignored when the \
+         run began, as by nohup, stays ignored.",
+        ending::LIMIT.as_secs(),
+        ending::GRACE.as_secs_f64()
     )
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Add;
 
-use failstop::device::{Glance, RecoveryReport};
+use failstop::device::{CloseReport, Glance, RecoveryReport, Seen};
 use failstop::dma::ledger::{Line, Totals};
 use failstop::ladder::RevocationReport;
 use failstop::queues::completions::Completions;
@@ -101,6 +101,25 @@ pub(super) struct LedgerReport {
     quarantined_bytes: u64,
 }
 
+/// What is known of the device of a run that ends at once.
+pub(crate) enum Known {
+    /// There was none.
+    NotOpen,
+    /// It was opened, and its accounts could not be read.
+    Unread,
+    Read(Seen),
+}
+
+impl Known {
+    /// What is seen of it now; `glance` is of the one that was opened.
+    pub(crate) fn of(glance: Option<&Glance>) -> Self {
+        match glance {
+            None => Self::NotOpen,
+            Some(glance) => glance.look().map_or(Self::Unread, Self::Read),
+        }
+    }
+}
+
 impl Report {
     pub(super) fn count(&mut self, each: &[Moved], size: u32) {
         let queue = |(queue, moved): (u32, &Moved)| QueueReport {
@@ -134,45 +153,67 @@ impl Report {
         }
     }
 
-    /// The run ends here and now, because of `why`: what was counted is what is known without it.
-    pub(crate) fn cut_short(&mut self, glance: Option<&Glance>, why: &str) -> Exit {
-        let exit = match glance.map(Glance::look) {
-            None => {
-                self.error = Some(format!("ended at once by {why}: no device was in use"));
-                Exit::NotUsable
-            }
-            Some(None) => {
-                // What its accounts were at last is not known here.
-                self.error = Some(format!(
-                    "ended at once by {why}, while the device was being closed: memory that it may reach is kept until this process is gone"
-                ));
-                Exit::Quarantined
-            }
-            Some(Some(seen)) => {
-                let mapped = seen.totals.live_bytes + seen.totals.quarantined_bytes;
-                let broken = match &seen.broken {
-                    Some(cause) => format!("broken ({cause})"),
-                    None => "not broken".to_owned(),
-                };
-                self.error = Some(format!(
-                    "ended at once by {why}: the device is {broken} and was not closed; {} bytes in {} mappings and {} bytes \
-                     in quarantine have no ground to be released, and are kept until this process is gone",
-                    seen.totals.live_bytes,
-                    seen.totals.live_mappings,
-                    seen.totals.quarantined_bytes
-                ));
-                self.completions = seen.completions.into();
-                self.ledger = seen.totals.into();
-                self.kept = seen.left.iter().map(Kept::from).collect();
-                match (mapped > 0, seen.broken.is_some()) {
-                    (true, _) => Exit::Quarantined,
-                    (false, true) => Exit::Fenced,
-                    (false, false) => Exit::Wrong,
-                }
-            }
+    /// Fills in what the device's accounts say, now that it is closed, and judges the run.
+    pub(super) fn judge(&mut self, closed: &CloseReport, went_on: bool) -> Exit {
+        self.completions = closed.completions.into();
+        self.ledger = closed.totals.into();
+        self.kept = closed.left.iter().map(Kept::from).collect();
+        if closed.revocation.is_some() {
+            self.revocation.clone_from(&closed.revocation);
+        }
+        let all_there = self.rx_packets + self.lost_packets == self.tx_packets;
+        let exit = if closed.totals.quarantined_bytes > 0 || closed.totals.live_bytes > 0 {
+            Exit::Quarantined
+        } else if closed.broken.is_some() {
+            Exit::Fenced
+        } else if self.payload_errors > 0 || !all_there || !went_on {
+            Exit::Wrong
+        } else {
+            Exit::Clean
         };
         self.exit = exit as u8;
         exit
+    }
+
+    /// The run ends here and now, because of `why`: what was counted is what is known without it.
+    pub(crate) fn cut_short(&mut self, known: Known, why: &str) -> Exit {
+        let (exit, state) = match known {
+            Known::NotOpen => (Exit::NotUsable, "no device was in use".to_owned()),
+            Known::Unread => (
+                Exit::Quarantined,
+                "the device's accounts were not read, and what it may reach is kept until this process is gone".to_owned(),
+            ),
+            Known::Read(seen) => self.seen(&seen),
+        };
+        self.error = Some(format!("ended at once by {why}: {state}"));
+        self.exit = exit as u8;
+        exit
+    }
+
+    /// Fills in what was seen of a device whose run did not come to its end; the exit, and what state
+    /// the device is in.
+    fn seen(&mut self, seen: &Seen) -> (Exit, String) {
+        self.completions = seen.completions.into();
+        self.ledger = seen.totals.into();
+        self.kept = seen.left.iter().map(Kept::from).collect();
+        let broken = match &seen.broken {
+            Some(cause) => format!("broken ({cause})"),
+            None => "not broken".to_owned(),
+        };
+        let t = &seen.totals;
+        if t.live_bytes + t.quarantined_bytes > 0 {
+            let state = format!(
+                "the device is {broken}; {} bytes in {} mappings and {} bytes in quarantine have no ground to be \
+                 released, and are kept until this process is gone",
+                t.live_bytes, t.live_mappings, t.quarantined_bytes
+            );
+            return (Exit::Quarantined, state);
+        }
+        let state = format!("the device is {broken}; nothing is mapped for it, nor in quarantine");
+        match seen.broken {
+            Some(_) => (Exit::Fenced, state),
+            None => (Exit::Wrong, state),
+        }
     }
 
     /// What a person is told of that.
@@ -204,5 +245,55 @@ impl From<Totals> for LedgerReport {
             live_bytes: t.live_bytes,
             quarantined_bytes: t.quarantined_bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use failstop::queues::lifecycle::Cause;
+
+    use super::*;
+
+    fn cut_short(known: Known) -> (Exit, String) {
+        let mut report = Report::default();
+        let exit = report.cut_short(known, "a test");
+        assert_eq!(report.exit, exit as u8);
+        (exit, report.error.unwrap())
+    }
+
+    fn seen(totals: Totals, broken: Option<Cause>) -> Known {
+        Known::Read(Seen {
+            totals,
+            left: Vec::new(),
+            completions: Completions::default(),
+            broken,
+        })
+    }
+
+    #[test]
+    fn who_did_not_read_the_accounts_does_not_say_that_nothing_is_kept() {
+        let (exit, error) = cut_short(Known::Unread);
+        assert_eq!(exit, Exit::Quarantined);
+        assert!(error.contains("accounts were not read"), "{error}");
+        assert!(error.contains("kept until this process is gone"), "{error}");
+    }
+
+    #[test]
+    fn memory_in_quarantine_is_kept_whether_the_device_is_there_or_not() {
+        let totals = Totals {
+            quarantined_bytes: 4096,
+            ..Totals::default()
+        };
+        let (exit, error) = cut_short(seen(totals, Some(Cause::User)));
+        assert_eq!(exit, Exit::Quarantined);
+        assert!(error.contains("4096 bytes in quarantine"), "{error}");
+    }
+
+    #[test]
+    fn accounts_with_nothing_in_them_are_what_the_device_was() {
+        let (fenced, _) = cut_short(seen(Totals::default(), Some(Cause::User)));
+        let (wrong, error) = cut_short(seen(Totals::default(), None));
+        assert_eq!((fenced, wrong), (Exit::Fenced, Exit::Wrong));
+        assert!(error.contains("nothing is mapped for it"), "{error}");
     }
 }
