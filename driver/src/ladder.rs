@@ -102,6 +102,8 @@ impl Ladder {
             ON_LADDER.set(true);
             ThreadKind::Ladder.is_this();
             let Some(cause) = life.lifecycle.wait_broken() else {
+                // Who joins this thread lets go of the function next: nobody else may have it then.
+                first.wait();
                 return;
             };
             let climbed = catch_unwind(AssertUnwindSafe(|| {

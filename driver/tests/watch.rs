@@ -26,7 +26,7 @@ fn world(removal: Removal) -> World {
     })
 }
 
-/// Waits until nothing of a device is left: its ladder's hand ends a moment after it.
+/// Waits until nothing of a device is left: whoever let go of it for us ends a moment after it said so.
 fn only_ours(function: &Arc<FakeFunction>) {
     let end = Instant::now() + SOON;
     while Arc::strong_count(function) > 1 {
@@ -170,6 +170,27 @@ fn a_dropped_device_takes_its_watch_with_it() {
     drop(world.device);
     only_ours(&world.function);
     assert!(!world.function.fire(IrqIndex::Request, 0));
+}
+
+/// Whoever opens the function next, or unbinds it, finds it free (C15, C21). Many at once: a thread that is
+/// left behind has to be one that the scheduler left out.
+#[test]
+fn nothing_of_a_device_is_left_when_its_close_returns() {
+    let open_and_close = || {
+        for round in 0..50 {
+            let world = world(Removal::default());
+            if round % 2 == 0 {
+                world.device.break_now(Cause::User);
+            }
+            assert_eq!(world.device.close().left, []);
+            assert_eq!(Arc::strong_count(&world.function), 1, "round {round}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(open_and_close);
+        }
+    });
 }
 
 /// A world whose watch looks all the time.

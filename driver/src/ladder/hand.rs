@@ -33,9 +33,17 @@ pub(crate) struct Hand {
     jobs: Option<Sender<Job>>,
 }
 
-/// The result of a call, when it comes.
+/// The result of a call, when it comes. What the call was given has been dropped by then.
 #[derive(Debug)]
 pub(crate) struct Pending<T>(Receiver<T>);
+
+impl<T> Pending<T> {
+    /// Waits, without a deadline, for a call that asks nothing of the device.
+    pub(crate) fn wait(self) {
+        // An error says that the call panicked, which dropped what it was given as well.
+        let _ = self.0.recv();
+    }
+}
 
 impl Hand {
     /// A hand that waits for its first call.

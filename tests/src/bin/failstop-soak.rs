@@ -84,6 +84,18 @@ struct Held {
 }
 
 impl Held {
+    /// What is held once threads that have nothing left to do have ended, which nobody waits for.
+    fn at_rest() -> Result<Self, Failed> {
+        let end = Instant::now() + Duration::from_secs(5);
+        loop {
+            let held = Self::now()?;
+            if held.threads == 1 || Instant::now() > end {
+                return Ok(held);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn now() -> Result<Self, Failed> {
         let statm = std::fs::read_to_string("/proc/self/statm")?;
         let pages: u64 = statm
@@ -147,11 +159,11 @@ impl Soak {
         while !is_over(&self.done, warm) {
             self.session(arguments)?;
         }
-        let first = Held::now()?;
+        let first = Held::at_rest()?;
         while !is_over(&self.done, 1.0) {
             self.session(arguments)?;
         }
-        let last = Held::now()?;
+        let last = Held::at_rest()?;
         self.report(arguments, start.elapsed(), first, last)?;
         let grown = last.resident.saturating_sub(first.resident);
         if grown >= GROWTH {
