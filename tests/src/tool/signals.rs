@@ -36,6 +36,10 @@ pub(super) const CASES: &[ToolCase] = &[
         interrupted_before_a_break,
     ),
     ("a_run_under_nohup_survives_a_hang_up", hung_up),
+    (
+        "an_emulator_that_is_asked_to_end_leaves_no_socket",
+        emulator_terminated,
+    ),
 ];
 
 /// Between two signals that are two.
@@ -195,4 +199,26 @@ fn hung_up() -> Outcome {
     ensure(took > Duration::from_millis(1400), || {
         format!("ended after {took:?}: {said}")
     })
+}
+
+fn emulator_terminated() -> Outcome {
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let folder = tempfile::tempdir()?;
+        let [one, two] = ["one", "two"].map(|name| folder.path().join(name));
+        let mut child = Command::new(path()?)
+            .arg("emulate")
+            .args(["--socket".as_ref(), one.as_os_str()])
+            .args(["--pair".as_ref(), two.as_os_str()])
+            .spawn()?;
+        let end = Instant::now() + Duration::from_secs(20);
+        while !(one.exists() && two.exists()) {
+            ensure(Instant::now() < end, || "no socket".into())?;
+            thread::sleep(Duration::from_millis(10));
+        }
+        kill(pid_of(&child), signal)?;
+        end_of(&mut child)?;
+        ensure_eq(child.wait()?.code(), Some(0), "exit code")?;
+        ensure_eq(fs::read_dir(folder.path())?.count(), 0, "sockets left")?;
+    }
+    Ok(())
 }

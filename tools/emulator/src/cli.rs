@@ -6,11 +6,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use env_logger::Env;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use thiserror::Error;
 
 use crate::emulator::{self, Cable, Options};
@@ -116,13 +120,50 @@ where
     Arguments::try_parse_from(arguments).is_ok()
 }
 
-fn run(arguments: Arguments) -> anyhow::Result<End> {
-    let mut bound = Vec::new();
-    let mut bind = |path: &Path| -> anyhow::Result<UnixListener> {
+/// Sockets that were made here, and go with whoever made them, however it ends.
+#[derive(Default)]
+struct Bound(Vec<PathBuf>);
+
+impl Bound {
+    fn bind(&mut self, path: &Path) -> Result<UnixListener, NoSocket> {
+        if self.0.iter().any(|bound| bound == path) {
+            return Err(NoSocket {
+                path: path.to_owned(),
+                why: "this command makes another one of that name; each needs its own".into(),
+            });
+        }
         let listener = listen(path)?;
-        bound.push(path.to_owned());
+        self.0.push(path.to_owned());
         Ok(listener)
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // Somebody else may have removed it already.
+            let _gone = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Becomes true at a signal that asks for the end. Who is started by another program is ended by that one.
+fn asked_to_end(inherited: bool) -> anyhow::Result<Arc<AtomicBool>> {
+    let asked = Arc::new(AtomicBool::new(false));
+    let signals: &[i32] = if inherited {
+        &[]
+    } else {
+        &[SIGINT, SIGTERM, SIGHUP]
     };
+    for &signal in signals {
+        flag::register(signal, asked.clone()).context("signals cannot be waited for")?;
+    }
+    Ok(asked)
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<End> {
+    let mut bound = Bound::default();
+    let asked = asked_to_end(arguments.inherited)?;
     let (first, control) = if arguments.inherited {
         (
             inherited(io::stdin().as_fd()).context("standard input is no socket")?,
@@ -131,11 +172,19 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
     } else {
         let socket = arguments.socket.context("no socket was named")?;
         (
-            bind(&socket)?,
-            arguments.control.as_deref().map(&mut bind).transpose()?,
+            bound.bind(&socket)?,
+            arguments
+                .control
+                .as_deref()
+                .map(|path| bound.bind(path))
+                .transpose()?,
         )
     };
-    let second = arguments.pair.as_deref().map(&mut bind).transpose()?;
+    let second = arguments
+        .pair
+        .as_deref()
+        .map(|path| bound.bind(path))
+        .transpose()?;
     let options = Options {
         mac: arguments.mac,
         cable: if second.is_some() {
@@ -154,7 +203,7 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
     // The first port that dies takes the process with it; else all are waited for.
     let mut end = End::Stopped;
     let mut threads = threads;
-    while !threads.is_empty() && end == End::Stopped {
+    while !threads.is_empty() && end == End::Stopped && !asked.load(Ordering::Relaxed) {
         let (ended, running) = threads
             .into_iter()
             .partition::<Vec<_>, _>(|t| t.is_finished());
@@ -168,10 +217,6 @@ fn run(arguments: Arguments) -> anyhow::Result<End> {
         if !threads.is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-    for path in bound {
-        // Somebody else may have removed it already.
-        let _gone = std::fs::remove_file(path);
     }
     Ok(end)
 }
@@ -295,6 +340,18 @@ mod tests {
         let said = listen(&path).unwrap_err().to_string();
         assert!(said.contains("somebody listens"), "{said}");
         drop(listener);
+    }
+
+    #[test]
+    fn two_sockets_of_one_name_are_refused_and_none_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut bound = Bound::default();
+        bound.bind(&path).unwrap();
+        let said = bound.bind(&path).unwrap_err().to_string();
+        assert!(said.contains("each needs its own"), "{said}");
+        drop(bound);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -5,14 +5,18 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, ValueFormatter};
 use plotters::prelude::*;
 
 use super::figure::{Figure, File, Series};
 
-/// Plots that README.md shows, which are kept in the repository.
-const KEPT: [&str; 3] = ["bursts igb io", "growth", "ledger"];
+/// Plots that README.md shows, which are kept in the repository, and what is written over them.
+const KEPT: [(&str, &str); 3] = [
+    ("bursts igb io", "a forwarded packet, 82576"),
+    ("growth", "a packet in bursts of 32, 82576"),
+    ("ledger", "a mapping, with so many others alive"),
+];
 /// Where those are.
 const FOLDER: &str = "tests/bench/plots";
 /// Pixels.
@@ -23,13 +27,16 @@ const WIDE: f64 = 20.0;
 const ROOM: f64 = 0.04;
 /// An axis of percentiles, by its label: each nine is as long as the one before.
 const PERCENTILE: &str = "percentile";
-const COLOURS: [RGBColor; 6] = [
+/// As many as the most lines of a plot.
+const COLOURS: [RGBColor; 8] = [
     RGBColor(0x1b, 0x6c, 0xa8),
     RGBColor(0xd9, 0x5f, 0x02),
     RGBColor(0x3a, 0x8d, 0x4d),
     RGBColor(0x7b, 0x4f, 0xa3),
     RGBColor(0xb0, 0x8a, 0x00),
     RGBColor(0x66, 0x66, 0x66),
+    RGBColor(0xc2, 0x2f, 0x5b),
+    RGBColor(0x1d, 0x9a, 0x9a),
 ];
 
 /// Whose value of a figure a line shows.
@@ -86,7 +93,7 @@ pub(super) fn draw(series: &[Series], folder: &Path) -> Result<Vec<File>> {
             svg(name, &lines)?,
         );
         fs::write(folder.join(&file), &text)?;
-        if KEPT.contains(&name) {
+        if KEPT.iter().any(|(kept, _)| *kept == name) {
             kept.push(File {
                 path: format!("{FOLDER}/{file}"),
                 text,
@@ -235,17 +242,23 @@ fn svg(name: &str, lines: &[&Series]) -> Result<String> {
     let (x_label, y_label) = lines.first().map_or(("", ""), |line| {
         (line.x_label.as_str(), line.y_label.as_str())
     });
+    let caption = KEPT.iter().find(|(kept, _)| *kept == name);
+    let caption = caption.map_or(name, |(_, caption)| caption);
     let points = || lines.iter().flat_map(|line| &line.points);
     let x = Axis::of_each(points().map(|point| point.0), x_label);
     let y = Axis::of_all(points().map(|point| point.1));
+    ensure!(
+        lines.len() <= COLOURS.len(),
+        "{name}: more lines than colours"
+    );
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let mut chart = ChartBuilder::on(&root)
-            .caption(name, ("sans-serif", 18))
+            .caption(caption, ("sans-serif", 18))
             .margin(12)
-            .margin_right(28)
+            .margin_right(36)
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(x, y)?;
