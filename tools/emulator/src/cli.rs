@@ -247,7 +247,12 @@ fn listen(path: &Path) -> Result<UnixListener, NoSocket> {
         // Not there, or not to be looked at: the kernel says.
         Err(_) => {}
     }
-    UnixListener::bind(path).map_err(|why| refused(format!("{why}; is the directory there?")))
+    UnixListener::bind(path).map_err(|why| {
+        refused(match why.kind() {
+            io::ErrorKind::NotFound => format!("{why}; is the directory there?"),
+            _ => why.to_string(),
+        })
+    })
 }
 
 fn inherited(fd: std::os::fd::BorrowedFd<'_>) -> io::Result<UnixListener> {

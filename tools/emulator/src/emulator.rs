@@ -185,7 +185,7 @@ impl Sockets {
             .prefix("failstop-")
             .permissions(std::fs::Permissions::from_mode(0o700))
             .tempdir()
-            .map_err(start("a directory for its sockets"))?;
+            .map_err(start("a directory for its sockets, where TMPDIR says"))?;
         let bind = |name: &str| {
             UnixListener::bind(directory.path().join(name)).map_err(start("its sockets"))
         };

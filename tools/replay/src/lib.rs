@@ -90,15 +90,21 @@ pub enum Why {
     #[error("the contract is broken: {0}")]
     Breach(String),
     /// It ends in another way.
-    #[error("{expected}, and it is '{found}':\n{told}")]
+    #[error("it is '{found}'{}", after(told))]
     Unexpected {
-        /// What was expected.
-        expected: String,
         /// What it is.
         found: String,
         /// What happened on the way.
         told: String,
     },
+}
+
+/// What happened on the way, below what it led to.
+fn after(told: &str) -> String {
+    match told.trim() {
+        "" => String::new(),
+        told => format!(":\n{told}"),
+    }
 }
 
 /// A scenario that did not hold, or could not be played.

@@ -419,9 +419,7 @@ impl Live {
         if (ending.verdict, ending.exit) == (verdict, exit) {
             return Ok(());
         }
-        let expected = Step::Expect(verdict, exit).to_string();
         Err(Why::Unexpected {
-            expected,
             found: Step::Expect(ending.verdict, ending.exit).to_string(),
             told: ending.told,
         })

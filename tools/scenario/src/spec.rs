@@ -48,13 +48,12 @@ pub enum ParseError {
         form: String,
     },
     /// The trigger makes no sense.
-    #[error("fault '{spec}' never begins")]
+    #[error("fault '{spec}' never begins: {why}")]
     Trigger {
         /// What was asked for.
         spec: String,
         /// Why not.
-        #[source]
-        source: NoMoment,
+        why: NoMoment,
     },
 }
 
@@ -96,13 +95,10 @@ impl FromStr for Spec {
                 form: entry.form(),
             })?;
         let trigger = match trigger {
-            Some(trigger) => trigger
-                .trim()
-                .parse()
-                .map_err(|source| ParseError::Trigger {
-                    spec: spec.to_owned(),
-                    source,
-                })?,
+            Some(trigger) => trigger.trim().parse().map_err(|why| ParseError::Trigger {
+                spec: spec.to_owned(),
+                why,
+            })?,
             None => Trigger::now(),
         };
         Ok(Self { fault, trigger })
@@ -124,6 +120,15 @@ impl fmt::Display for Spec {
 mod tests {
     use super::*;
     use crate::fault::Stuck;
+
+    #[test]
+    fn an_unknown_moment_lists_the_known_ones() {
+        let error = "gone@nope".parse::<Spec>().unwrap_err().to_string();
+        assert!(error.contains("'nope'"), "{error}");
+        for (name, _) in crate::trigger::Moment::NAMED {
+            assert!(error.contains(name), "{name}: {error}");
+        }
+    }
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {

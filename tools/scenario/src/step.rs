@@ -212,7 +212,7 @@ pub enum Step {
 pub enum StepError {
     /// It has no form that a step has.
     #[error(
-        "'{0}' is no step, or has other arguments; the forms stand in the documentation of failstop-scenario"
+        "'{0}' is no step, or has other arguments; the forms stand at the top of tools/scenario/src/lib.rs"
     )]
     Form(String),
     /// It names a fault that cannot be understood.
