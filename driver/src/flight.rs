@@ -245,7 +245,7 @@ impl Entry {
             at: self.at,
             thread: self.thread,
             event: self.event,
-            text: self.text.as_str().to_owned(),
+            text: self.text.to_string(),
         }
     }
 }
@@ -289,6 +289,13 @@ impl fmt::Write for Text {
         self.bytes[self.len..self.len + fits].copy_from_slice(&more.as_bytes()[..fits]);
         self.len += fits;
         Ok(())
+    }
+}
+
+impl fmt::Display for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())?;
+        f.write_str(if self.cut { "\u{2026}" } else { "" })
     }
 }
 

@@ -62,6 +62,10 @@ const CASES: &[ToolCase] = &[
         survived_in_words,
     ),
     (
+        "what_was_tried_on_a_device_that_is_not_recovered_is_told_once",
+        told_once,
+    ),
+    (
         "frames_lost_after_a_recovery_are_lost",
         lost_after_a_recovery,
     ),
@@ -343,6 +347,26 @@ fn survived_in_words() -> Outcome {
         "us  brought_up",
     ];
     fails_with(&["run", device, "--seconds", "0.3"], 0, &parts)
+}
+
+fn told_once() -> Outcome {
+    let device = "emu:82576,fault=gone@1000";
+    let output = failstop(&["run", device, "--seconds", "0.3"])?;
+    ensure_eq(output.status.code(), Some(5), &text(&output))?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    ensure_eq(why.lines().count(), 1, &why)?;
+    ensure(why.contains("start its server again"), || why.to_string())?;
+    let report = String::from_utf8_lossy(&output.stdout);
+    for (part, times) in [
+        ("broken, because", 1),
+        ("another attempt to stop it", 1),
+        ("were on their way when the device was broken", 1),
+        // The name stands in the headings.
+        ("vfio-user:", 2),
+    ] {
+        ensure_eq(report.matches(part).count(), times, &report)?;
+    }
+    Ok(())
 }
 
 /// What was sent after the gap was under way at no break.

@@ -321,6 +321,9 @@ impl<'a> Climb<'a> {
         }
         let last = match again {
             Ok(Ok(_)) => "off at the ladder's end".to_owned(),
+            Ok(Err(error)) if report.note == Some(error.to_string()) => {
+                "and so at the ladder's end".to_owned()
+            }
             Ok(Err(error)) => format!("at the ladder's end: {error}"),
             Err(_) => "no answer at the ladder's end".to_owned(),
         };

@@ -235,7 +235,7 @@ impl fmt::Display for RevocationReport {
             writeln!(f, "  the last control events, since it was opened:")?;
         }
         for event in shown {
-            writeln!(f, "  {event}")?;
+            writeln!(f, "  {}", self.unnamed(&event.to_string()))?;
         }
         if self.flight_missed > 0 {
             writeln!(f, "  {} events were not recorded", self.flight_missed)?;
@@ -245,6 +245,11 @@ impl fmt::Display for RevocationReport {
 }
 
 impl RevocationReport {
+    /// Without the device's name, which stands above.
+    fn unnamed(&self, text: &str) -> String {
+        text.replace(&format!("{}: ", self.device), "")
+    }
+
     fn write_cause(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -260,7 +265,7 @@ impl RevocationReport {
             let us = step.took.as_micros();
             write!(f, "  {us:>9} us  {:<16}{}", step.step, step.outcome)?;
             match &step.note {
-                Some(note) => writeln!(f, ": {note}")?,
+                Some(note) => writeln!(f, ": {}", self.unnamed(note))?,
                 None => writeln!(f)?,
             }
         }

@@ -18,7 +18,7 @@ use crate::ending::{self, Ending};
 use crate::exit::Exit;
 use crate::flow::{Moved, move_frames};
 use crate::supervised::Watched;
-use console::{Console, ledger_line, say_broken, say_end};
+use console::{Console, headline, ledger_line, say_broken, say_end};
 
 mod console;
 mod options;
@@ -228,7 +228,7 @@ fn survive(device: &Device, watched: &Watched) -> Survived {
     if device.broken().is_some()
         && let Err(error) = device.recover()
     {
-        crate::complain(format_args!("not recovered: {error}"));
+        crate::complain(format_args!("not recovered: {}", headline(&error)));
     }
     Survived {
         revocation: watched.take(),

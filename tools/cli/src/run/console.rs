@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use failstop::device::CloseReport;
+use failstop::device::{CloseReport, RecoverError};
 use failstop::dma::ledger::{Ledger, Line};
 
 use super::report::{Kept, Report};
@@ -39,8 +39,14 @@ pub(super) fn say_broken(broken: &Broken, console: &mut Console<'_>) -> io::Resu
                 broken.gap.as_millis()
             ))
         }
-        Err(error) => console.say(&format!("not recovered: {error}")),
+        Err(error) => console.say(&format!("not recovered: {}", headline(error))),
     }
+}
+
+/// Why there was no recovery; what was tried is in the report that follows.
+pub(super) fn headline(error: &RecoverError) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
 }
 
 pub(super) fn ledger_line(ledger: &Ledger) -> String {
@@ -77,7 +83,7 @@ pub(super) fn say_end(
             queue.queue, queue.tx_packets, queue.rx_packets, queue.payload_errors
         ))?;
     }
-    if report.recovered {
+    if report.recovered || report.lost_packets > 0 {
         console.say(&format!(
             "  {} were on their way when the device was broken",
             report.lost_packets
