@@ -18,9 +18,8 @@ use failstop_queues::lifecycle::{Cause, Lifecycle, Verdict};
 use crate::device::{Claimed, DeviceError};
 use crate::flight::Control;
 use crate::ladder::{self, Function, Ladder, RevocationReport, Watched};
-use crate::provider::{
-    Limits, NotStopped, Position, Provider, ProviderError, RingSpec, Statistics,
-};
+use crate::objects::CreateError;
+use crate::provider::{Limits, NotStopped, Position, Provider, RingSpec, Statistics};
 use crate::rss::{Settings, Spread};
 
 /// What a function's lives have in common and its handles add to.
@@ -319,6 +318,8 @@ impl Life {
 
     /// Turns bus mastering on: when the first queue's registers are written and read back (R10).
     pub(crate) fn master(&self) -> Result<(), DeviceError> {
+        // First: the ladder has the gate while it waits for a config space that does not answer.
+        self.check()?;
         let function = &self.function;
         let off = || {
             if let Err(error) = function.master_off() {
@@ -424,8 +425,10 @@ impl Life {
         way: Way,
         number: u32,
         ring: &RingSpec,
-    ) -> Result<Doorbell, ProviderError> {
+    ) -> Result<Doorbell, CreateError> {
         let mut provider = self.provider();
+        // Whoever had it may have waited for a device that is broken now.
+        self.check()?;
         let started = match way {
             Way::Receive => provider.start_rx(number, ring),
             Way::Send => provider.start_tx(number, ring),
@@ -439,7 +442,7 @@ impl Life {
             ),
             Err(why) => self.note(Control::Command, format_args!("start {queue}: {why}")),
         }
-        started
+        Ok(started?)
     }
 
     fn ladder(&self) -> MutexGuard<'_, Ladder> {

@@ -1,5 +1,6 @@
 //! The two destroys, written once for every kind of object (R5).
 
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -76,7 +77,7 @@ impl Release {
 }
 
 /// What a kind of object says of itself.
-pub trait Object: Sized {
+pub trait Object: Sized + Send + 'static {
     /// Asks the device to let go, which is not broken. A proof comes only from a reading or from the
     /// accounts.
     ///
@@ -175,7 +176,7 @@ fn escalate<T: Object>(object: T, cause: Cause) {
 
 impl<T: Object> Drop for Owned<T> {
     fn drop(&mut self) {
-        let Some(mut object) = self.object.take() else {
+        let Some(object) = self.object.take() else {
             return;
         };
         if !object.life().is_ours() {
@@ -185,19 +186,135 @@ impl<T: Object> Drop for Owned<T> {
         }
         let clock = object.life().function().clock.clone();
         let end = clock.now() + PATIENCE;
+        let Some(mut object) = leave(object, end) else {
+            return;
+        };
         loop {
             match stop(&mut object) {
                 Ok(release) => return object.let_go(release),
                 // Its shared part goes with its last user.
                 Err(Refusal::InUse(_)) => return object.let_go(Release::Unknown),
                 Err(Refusal::Busy(_)) if clock.now() < end => clock.sleep(AGAIN),
-                Err(Refusal::Busy(why)) => {
-                    let what = format!("still busy after {PATIENCE:?}: {why}");
-                    return escalate(object, Cause::TimedOut { what });
-                }
+                Err(Refusal::Busy(why)) => return escalate(object, still_busy(why)),
                 Err(Refusal::Failed(cause)) => return escalate(object, cause),
             }
         }
+    }
+}
+
+thread_local! {
+    /// What is dropped on a thread that may not wait ([`Leftovers::keep`]).
+    static LEFT: RefCell<Option<Vec<Box<dyn Ending>>>> = const { RefCell::new(None) };
+}
+
+/// Leaves an object to whoever collects what is dropped on this thread; handed back where nobody
+/// does.
+fn leave<T: Object>(object: T, end: Duration) -> Option<T> {
+    let mut object = Some(object);
+    // A thread that ends has no collector.
+    let _ = LEFT.try_with(|left| {
+        if let Some(left) = &mut *left.borrow_mut()
+            && let Some(object) = object.take()
+        {
+            let owned = Owned::new(object);
+            left.push(Box::new(Left { owned, end }));
+        }
+    });
+    object
+}
+
+/// Objects that were dropped where nobody may wait, for the device or for its ladder, and have not
+/// gone yet (R11). Dropped, they wait as any other.
+#[derive(Default)]
+pub(crate) struct Leftovers(Vec<Box<dyn Ending>>);
+
+impl Leftovers {
+    /// What this thread drops while it does `act` is left here, to be ended by [`Leftovers::end`].
+    pub(crate) fn keep<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        let _ = LEFT.try_with(|left| left.replace(Some(Vec::new())));
+        let _collecting = Collecting(self);
+        act()
+    }
+
+    /// Ends what needs to wait for nothing; true when nothing is left.
+    pub(crate) fn end(&mut self) -> bool {
+        self.0.retain_mut(|left| !left.end());
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Leftovers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Leftovers").field(&self.0.len()).finish()
+    }
+}
+
+/// Collects until it is dropped, also by a panic.
+struct Collecting<'a>(&'a mut Leftovers);
+
+impl Drop for Collecting<'_> {
+    fn drop(&mut self) {
+        if let Ok(Some(mut left)) = LEFT.try_with(RefCell::take) {
+            self.0.0.append(&mut left);
+        }
+    }
+}
+
+/// An object of whatever kind that is on its way out.
+trait Ending: Send {
+    /// Destroys it if that waits for nothing; whether it is gone.
+    fn end(&mut self) -> bool;
+}
+
+/// An object that is on its way out, and when its device has been busy for too long.
+struct Left<T: Object> {
+    owned: Owned<T>,
+    end: Duration,
+}
+
+impl<T: Object> Ending for Left<T> {
+    fn end(&mut self) -> bool {
+        let Some(mut object) = self.owned.object.take() else {
+            return true;
+        };
+        let life = object.life().clone();
+        let gone = if !life.is_ours() {
+            None
+        } else if !life.lifecycle().is_broken() {
+            self.stop(&life, &mut object)
+        } else if life.lifecycle().is_breaking() {
+            None
+        } else {
+            Some(revoked(&life))
+        };
+        match gone {
+            Some(release) => object.let_go(release),
+            None => self.owned.object = Some(object),
+        }
+        self.owned.object.is_none()
+    }
+}
+
+impl<T: Object> Left<T> {
+    /// Stops an object of a device that is not broken; a device that does not let go of it is broken,
+    /// and its verdict is for later.
+    fn stop(&self, life: &Life, object: &mut T) -> Option<Release> {
+        match object.stop() {
+            Ok(release) => return Some(release),
+            // Its shared part goes with its last user.
+            Err(Refusal::InUse(_)) => return Some(Release::Unknown),
+            Err(Refusal::Busy(_)) if life.function().clock.now() < self.end => {}
+            Err(Refusal::Busy(why)) => life.break_device(still_busy(why)),
+            Err(Refusal::Failed(cause)) => life.break_device(cause),
+        }
+        None
+    }
+}
+
+/// What a device is broken for that stays busy.
+fn still_busy(why: &str) -> Cause {
+    Cause::TimedOut {
+        what: format!("still busy after {PATIENCE:?}: {why}"),
     }
 }
 

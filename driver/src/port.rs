@@ -14,7 +14,7 @@ use crate::life::Life;
 use crate::objects::{
     Cq, CreateError, Mr, Pd, QueueInit, RX_LEAST, Rq, Sq, TX_LEAST, check_entries,
 };
-use crate::owned::{Object, Owned};
+use crate::owned::{Leftovers, Object, Owned};
 use crate::provider::ProviderError;
 use crate::rss::RssError;
 
@@ -86,6 +86,9 @@ pub struct Port {
     /// The receive queue of the present life, until the backlog was asked for: what it receives
     /// comes after that.
     next_rq: Option<Owned<Rq>>,
+    /// What carries dropped that could not go at once: a burst waits neither for a device that is
+    /// busy nor for a ladder (R11).
+    left: Leftovers,
     /// When it may be tried again to carry it, after an attempt that failed.
     carry_again: Option<Duration>,
     device: Arc<Inner>,
@@ -225,6 +228,7 @@ impl Port {
             carried: Carried::default(),
             backlog: Vec::new(),
             next_rq: None,
+            left: Leftovers::default(),
             carry_again: None,
             device: device.inner.clone(),
         })
@@ -232,6 +236,11 @@ impl Port {
 
     /// Exchanges up to `frames.len()` empty frames for received ones; returns how many: the first
     /// so many of `frames` are full.
+    ///
+    /// Never waits for a break to be over: neither for the ladder, nor for a recovery. The burst
+    /// that carries the port to a new life maps its memory and makes its queues, which asks the kernel,
+    /// or the server, and the device's registers; when the device breaks again meanwhile, or refuses,
+    /// it returns 0, and a later burst ends what was made by then.
     #[inline]
     pub fn rx_burst(&mut self, frames: &mut [Frame]) -> usize {
         // Looked at first, so that a poll that finds nothing is a few instructions of the caller's.
@@ -280,6 +289,8 @@ impl Port {
     /// many. Fewer than `frames.len()` when the ring is full, when the device is broken, or when a
     /// frame cannot be sent: one under 17 bytes, over the device's longest, or of another memory
     /// region ends the burst before it and is counted ([`Sq::refused`]).
+    ///
+    /// Waits for a break to be over as little as [`Port::rx_burst`], and carries the port as that does.
     #[inline(never)]
     pub fn tx_burst(&mut self, frames: &mut [Frame]) -> usize {
         let sent = self.sq.burst(frames);
@@ -305,15 +316,29 @@ impl Port {
     #[cold]
     #[inline(never)]
     fn carry(&mut self) -> bool {
+        if !self.pd.life().is_ours() {
+            // The device is the parent's, and its locks may be held by threads of its (R12).
+            return false;
+        }
         let life = self.device.life();
         if life.lifecycle().is_broken() {
+            self.left.end();
             return false;
         }
         let now = self.device.function().clock.now();
         if self.carry_again.is_some_and(|again| now < again) {
             return false;
         }
-        match self.carry_to(life) {
+        // Among them may be one that has the queue's number, or frames of the region.
+        if !self.left.end() {
+            self.carry_again = Some(now.saturating_add(CARRY_AGAIN));
+            return false;
+        }
+        let mut left = Leftovers::default();
+        let result = left.keep(|| self.carry_to(life));
+        left.end();
+        self.left = left;
+        match result {
             Ok(carried) => {
                 self.carry_again = None;
                 carried

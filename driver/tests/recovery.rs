@@ -5,6 +5,7 @@
 mod scripted;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use failstop::port::Port;
 use failstop::queues::lifecycle::Cause;
 use failstop_dma::frame::Frame;
 use failstop_pci::clock::Clock;
-use failstop_pci::testing::{Call, Happened, Reading, ResetScript};
+use failstop_pci::testing::{Call, Happened, Hold, Reading, ResetScript};
 use failstop_pci::transport::{IrqIndex, ResetMethod, Unmapped};
 use nix::errno::Errno;
-use scripted::{Bench, FRAME, Objects, RX, Software, Way, small};
+use scripted::{Bench, FRAME, Objects, RX, Software, Stop, Way, small};
 
 fn break_it(device: &Device) {
     assert!(device.break_now(Cause::User));
@@ -546,4 +547,111 @@ fn a_carry_that_fails_is_tried_again_after_a_while_and_not_with_every_burst() {
     assert_eq!(bench.receive(0, 1, 60), 1);
     let mut frames = port.take_frames(1).unwrap();
     assert_eq!(port.rx_burst(&mut frames), 1);
+}
+
+/// Bursts both ways, while a reset is held up; what they moved, or that one of them waited.
+fn bursts_under(hold: Hold, port: &mut Port) -> Result<[usize; 3], mpsc::RecvTimeoutError> {
+    let mut frames = port.take_frames(2).unwrap();
+    full(&mut frames);
+    let (done, moved) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let first = port.rx_burst(&mut frames);
+            let second = port.rx_burst(&mut frames);
+            let sent = port.tx_burst(&mut frames);
+            let _ = done.send([first, second, sent]);
+        });
+        // Not how fast it is: one that waits does so until the hold is gone.
+        let moved = moved.recv_timeout(Duration::from_secs(20));
+        hold.wait_entered();
+        hold.release();
+        moved
+    })
+}
+
+#[test]
+fn r11_a_burst_whose_carry_is_overtaken_by_a_break_does_not_wait_for_the_ladder() {
+    for (way, fails) in scripted::WAYS.map(|way| [(way, 0), (way, 1)]).concat() {
+        let bench = Bench::new();
+        let device = Arc::new(bench.open());
+        let mut port = Port::open(&device, &small()).unwrap();
+        break_it(&device);
+        device.recover().unwrap();
+        let breaks = device.clone();
+        bench.script.fail_starts(way, fails);
+        bench.script.at_next_start(way, move || {
+            assert!(breaks.break_now(Cause::User));
+        });
+        let hold = bench.function.hold(Call::Reset);
+        let moved = bursts_under(hold, &mut port);
+        assert_eq!(moved, Ok([0; 3]), "{way:?} {fails}");
+        assert_eq!(port.carried().times, 0);
+        // What was made by then is in nobody's way.
+        assert!(device.revocation().is_some());
+        device.recover().unwrap();
+        bench.time.sleep(Duration::from_millis(10));
+        let mut frames = port.take_frames(1).unwrap();
+        assert_eq!(port.rx_burst(&mut frames), 0);
+        assert_eq!(port.carried().times, 1, "{way:?} {fails}");
+        assert_eq!(bench.receive(0, 1, 60), 1);
+        assert_eq!(port.rx_burst(&mut frames), 1);
+        drop((port, frames));
+        let closed = Arc::into_inner(device).unwrap().close();
+        assert_eq!((closed.left, closed.completions.outstanding()), (vec![], 0));
+    }
+}
+
+#[test]
+fn r11_a_burst_does_not_wait_for_the_ladder_of_a_queue_that_neither_starts_nor_stops() {
+    for way in scripted::WAYS {
+        let bench = Bench::new();
+        let device = bench.open();
+        let mut port = Port::open(&device, &small()).unwrap();
+        break_it(&device);
+        device.recover().unwrap();
+        bench.script.fail_starts(way, 1);
+        bench.script.stop(way, 0, Stop::Never);
+        let hold = bench.function.hold(Call::Reset);
+        assert_eq!(bursts_under(hold, &mut port), Ok([0; 3]), "{way:?}");
+        let cause = device.broken();
+        assert!(matches!(cause, Some(Cause::StopFailed { .. })), "{cause:?}");
+        // A port that is not carried again gives back what it had.
+        drop(port);
+        let closed = device.close();
+        assert_eq!((closed.left, closed.completions.outstanding()), (vec![], 0));
+    }
+}
+
+#[test]
+fn r11_a_burst_does_not_wait_for_a_queue_that_did_not_start_and_is_busy() {
+    let bench = Bench::new();
+    let device = bench.open();
+    let mut port = Port::open(&device, &small()).unwrap();
+    let mut frames = port.take_frames(1).unwrap();
+    break_it(&device);
+    device.recover().unwrap();
+    bench.script.fail_starts(Way::Receive, 1);
+    bench.script.stop(Way::Receive, 0, Stop::Busy(3));
+    for _ in 0..3 {
+        let now = bench.time.now();
+        assert_eq!(port.rx_burst(&mut frames), 0);
+        assert_eq!(bench.time.now(), now, "it slept");
+        assert_eq!(port.carried().times, 0);
+        bench.time.sleep(Duration::from_millis(10));
+    }
+    assert_eq!(port.rx_burst(&mut frames), 0);
+    assert_eq!((port.carried().times, device.broken()), (1, None));
+    // One that is never let go of is the ladder's, as with any destroy.
+    break_it(&device);
+    device.recover().unwrap();
+    bench.script.fail_starts(Way::Receive, 1);
+    bench.script.stop(Way::Receive, 0, Stop::Busy(u32::MAX));
+    for _ in 0..200 {
+        assert_eq!(port.rx_burst(&mut frames), 0);
+        bench.time.sleep(Duration::from_millis(10));
+    }
+    let cause = device.broken();
+    assert!(matches!(cause, Some(Cause::TimedOut { .. })), "{cause:?}");
+    drop((port, frames));
+    assert_eq!(device.close().left, []);
 }

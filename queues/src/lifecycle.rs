@@ -248,6 +248,12 @@ impl Lifecycle {
         }
     }
 
+    /// Whether the device is broken and the verdict is not in.
+    #[must_use]
+    pub fn is_breaking(&self) -> bool {
+        matches!(&*self.stage(), Stage::Breaking(..))
+    }
+
     /// Waits for the verdict of a device that is breaking; none of one that is not.
     ///
     /// The ladder's steps have deadlines, so that this ends. Not for the ladder's own thread.

@@ -48,7 +48,7 @@ impl Owned<Pd> {
             Ok(bell) => bell,
             Err(error) => {
                 place.abandon(ring);
-                return Err(error.into());
+                return Err(error);
             }
         };
         let layout = layout(&life);

@@ -125,6 +125,15 @@ pub struct Script {
     state: Mutex<ScriptState>,
 }
 
+/// What happens while a queue is started.
+struct AtStart(Due);
+
+impl fmt::Debug for AtStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AtStart")
+    }
+}
+
 #[derive(Default, Debug)]
 struct ScriptState {
     /// A queue whose provider asks the other one of its direction.
@@ -132,6 +141,7 @@ struct ScriptState {
     stops: HashMap<(Way, u32), Stop>,
     failing_bring_ups: u32,
     failing_starts: HashMap<Way, u32>,
+    at_starts: HashMap<Way, AtStart>,
     calls: BTreeMap<&'static str, u64>,
     rss: Option<Rss>,
     tables: Vec<Table>,
@@ -166,6 +176,11 @@ impl Script {
     /// So many starts of a queue fail, after the device was told of its ring.
     pub fn fail_starts(&self, way: Way, times: u32) {
         self.state().failing_starts.insert(way, times);
+    }
+
+    /// Once, when the device was told to start a queue, this happens before it says whether it did.
+    pub fn at_next_start(&self, way: Way, act: impl FnOnce() + Send + 'static) {
+        self.state().at_starts.insert(way, AtStart(Box::new(act)));
     }
 
     /// How often each command was given.
@@ -265,6 +280,10 @@ impl Scripted {
         self.write(at + TAIL, 0);
         self.write(at + CONTROL, THRESHOLDS | ENABLE);
         self.write(at + RUNS, 1);
+        let act = self.script.state().at_starts.remove(&way);
+        if let Some(AtStart(act)) = act {
+            act();
+        }
         let number = queue;
         let queue = "queue";
         let device = "fake".to_owned();
