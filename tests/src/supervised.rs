@@ -8,6 +8,7 @@ use failstop::name::DeviceName;
 use failstop::port::{Port, PortConfig};
 use failstop::provider::Config;
 use failstop::queues::lifecycle::Cause;
+use failstop::rss::Table;
 use failstop::supervisor::{Duty, Policy, Supervisor};
 use failstop_emulator::{Cable, Emulator, Notice, Running};
 use libtest_mimic::{Failed, Trial};
@@ -15,6 +16,7 @@ use libtest_mimic::{Failed, Trial};
 use crate::fixture::{
     Fixture, Outcome, close_clean, ensure, ensure_eq, receive, self_addressed, send,
 };
+use crate::flows::{self, Round};
 
 type EventCase = fn(&Fixture, &mut Running) -> Outcome;
 
@@ -35,6 +37,10 @@ const CASES: &[(&str, EventCase)] = &[
     (
         "c19_frames_that_came_between_a_stall_and_the_next_look_are_missed",
         stalls_between_looks,
+    ),
+    (
+        "c19_frames_that_several_queues_owe_together_are_missed",
+        several_queues_stall,
     ),
     ("c45_frames_that_wait_for_a_link_break_nothing", no_link),
     (
@@ -208,6 +214,45 @@ fn stalls_between_looks(fixture: &Fixture, emulator: &mut Running) -> Outcome {
     }
     device.recover()?;
     drop((port, duty));
+    close_clean(device).map(drop)
+}
+
+/// More than half a ring is missing, in all: one queue alone would seldom owe so much.
+fn several_queues_stall(fixture: &Fixture, emulator: &mut Running) -> Outcome {
+    const QUEUES: u32 = 4;
+    const EACH: u64 = 100;
+    let device = flows::open(fixture)?;
+    let mut duty = Duty::new(&device, policy());
+    let mut ports = Port::open_many(&device, &PortConfig::default(), QUEUES)?;
+    ensure(device.wait_link(Duration::from_secs(5)).up, || {
+        "no link".into()
+    })?;
+    ensure(duty.look().is_some(), || "the device is closed".into())?;
+    let owner = flows::by(Table::even(QUEUES));
+    Round::new(&device, flows::all(), (0, 4096), &owner).go(&mut ports)?;
+    let before = device.statistics().tx_frames;
+    emulator.fault("rx-stalls")?;
+    let bytes = self_addressed(&device, 60, 1);
+    for port in &mut ports {
+        for _ in 0..EACH {
+            send(port, &bytes)?;
+        }
+    }
+    let sent = before + u64::from(QUEUES) * EACH;
+    let end = Instant::now() + Duration::from_secs(10);
+    while device.statistics().tx_frames < sent && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    while device.broken().is_none() && Instant::now() < end {
+        let pause = duty.look().ok_or("the device is closed")?;
+        std::thread::sleep(pause);
+    }
+    match device.broken() {
+        Some(Cause::Stalled { what }) => ensure(what.contains("400 frames"), || what.clone())?,
+        other => return Err(format!("not broken for it: {other:?}").into()),
+    }
+    device.recover()?;
+    drop((ports, duty));
     close_clean(device).map(drop)
 }
 

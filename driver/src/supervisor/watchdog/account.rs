@@ -6,6 +6,12 @@
 //! began has to be what the heads of the queues went on by, "the next descriptor that is written
 //! back", but for whole rounds, which a head does not show.
 //!
+//! So what is missing is known but for whole rounds of the shortest ring, however many queues there
+//! are: no queue took less than its head shows, all of them together took no more than was accepted,
+//! and the fewest frames that fit both are missing for certain. That is a lower bound. Where it is 0,
+//! a healthy device looks the same, and there is no evidence; nor is there where it is so close below
+//! a round that a counter which lacks a few frames explains it as well ([`UNCOUNTED`]).
+//!
 //! An account begins when nothing was on its way: with a device's first queue, before which nothing
 //! was accepted, or after a whole period at rest. It ends with whatever makes a frame go elsewhere
 //! than through a head that is seen, or may: a queue that came or went, a reset under queues that go
@@ -25,6 +31,10 @@ const LATE: Duration = Duration::from_secs(60);
 const LONGEST: u64 = 16 * 1024;
 /// What may come between the readings of frames and of bytes, in bytes: 8 ms at 1 Gb/s.
 const BETWEEN_READINGS: u64 = 1 << 20;
+
+/// A device that took so many frames more than it counted lacks them in a counter (one that is read
+/// while it is cleared, say), and does not hang.
+const UNCOUNTED: u64 = 8;
 
 /// Whether so many frames can have so many bytes: what wraps, sticks or runs backwards does not fit.
 pub(super) fn agree(frames: u64, bytes: u64) -> bool {
@@ -117,25 +127,25 @@ impl Begun {
             && troubles(&self.counted) == troubles(&sample.counted)
     }
 
-    /// Frames that were accepted and that no queue took, but for whole rounds of the shortest ring.
-    /// A device that took more than it counted lies, and does not hang.
+    /// The fewest frames that were accepted and that no queue took: others may be missing, by whole
+    /// rounds of the shortest ring. A device that took more than it counted lies, and does not hang.
     fn missing(&self, sample: &Sample) -> Option<u64> {
         let round = self.at.iter().map(|(_, at)| u64::from(at.entries)).min()?;
-        if !round.is_power_of_two() {
+        // Only then is each ring some rounds of the shortest.
+        if !self.at.iter().all(|(_, at)| at.entries.is_power_of_two()) {
             return None;
         }
         let (begun, now) = (&self.counted, &sample.counted);
         let frames = now.rx_frames.saturating_sub(begun.rx_frames);
         let bytes = now.rx_bytes.saturating_sub(begun.rx_bytes);
         let heads = self.at.iter().zip(&sample.receive);
-        // Each ring is some rounds of the shortest.
-        let taken = heads.fold(0u64, |taken, ((_, then), (_, now))| {
-            let on = u64::from(now.head).wrapping_sub(then.head.into());
-            taken.wrapping_add(on)
+        let least = heads.fold(0u64, |taken, ((_, then), (_, now))| {
+            let on = now.head.wrapping_sub(then.head) & (now.entries - 1);
+            taken.saturating_add(on.into())
         });
-        let missing = frames.wrapping_sub(taken) % round;
-        let is_evidence = agree(frames, bytes) && missing > 0 && missing <= round / 2;
-        is_evidence.then_some(missing)
+        let missing = frames.checked_sub(least)? % round;
+        let is_uncounted = round - missing <= UNCOUNTED;
+        (agree(frames, bytes) && missing > 0 && !is_uncounted).then_some(missing)
     }
 }
 
@@ -226,6 +236,74 @@ mod tests {
             }
         };
         assert_eq!(missing(watch(LOOKS, stalls)), Some(3));
+    }
+
+    /// At the first look so many queues; at the second, each took `taken` frames and owes `owed`.
+    fn queues(count: u32, taken: u32, owed: u64) -> Option<Evidence> {
+        watch(LOOKS, |look, sample: &mut Sample| {
+            if look == 0 {
+                sample.receive = (0..count).map(|queue| (queue, at(0, 511))).collect();
+                sample.began.at = sample.receive.clone();
+            } else if look == 1 {
+                let accepted = u64::from(count) * (u64::from(taken) + owed);
+                sample.counted.rx_frames += accepted;
+                sample.counted.rx_bytes += 64 * accepted;
+                for (_, position) in &mut sample.receive {
+                    *position = at(taken % 512, (taken + 511) % 512);
+                }
+            }
+        })
+    }
+
+    #[test]
+    fn c19_what_2_queues_owe_together_may_be_more_than_half_a_ring() {
+        assert_eq!(missing(queues(2, 750, 242)), Some(484));
+    }
+
+    #[test]
+    fn c19_what_4_queues_owe_together_may_be_more_than_a_ring() {
+        assert_eq!(missing(queues(4, 375, 249)), Some(484));
+    }
+
+    #[test]
+    fn c19_what_16_queues_owe_together_may_be_many_rings() {
+        assert_eq!(missing(queues(16, 93, 254)), Some(16 * 254 % 512));
+    }
+
+    #[test]
+    fn c19_more_than_half_a_ring_of_one_queue_is_evidence() {
+        assert_eq!(missing(queues(1, 1500, 484)), Some(484));
+    }
+
+    #[test]
+    fn c45_many_queues_that_went_around_and_owe_nothing_are_no_evidence() {
+        for count in [1, 2, 4, 16] {
+            for taken in [1, 93, 511, 512, 513, 1500, 100_000] {
+                assert_eq!(
+                    queues(count, taken, 0),
+                    None,
+                    "{count} queues, {taken} each"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn c45_whole_rounds_which_a_healthy_device_may_have_taken_are_no_evidence() {
+        assert_eq!(queues(2, 93, 256), None);
+        assert_eq!(queues(16, 93, 512), None);
+    }
+
+    #[test]
+    fn c45_a_counter_that_lacks_a_few_frames_of_many_is_no_evidence() {
+        for lacks in 1..=8 {
+            let more = |look, sample: &mut Sample| {
+                if look == 1 {
+                    pass(sample, 100_000 - lacks, 100_000);
+                }
+            };
+            assert_eq!(watch(LOOKS, more), None, "{lacks} frames");
+        }
     }
 
     #[test]
