@@ -25,7 +25,7 @@ pub struct TooLong {
 /// lets them: contents are read by copies, by volatile words and by fixed-size header views, never
 /// as a slice (R8).
 ///
-/// Dropped, it goes home to its region.
+/// Dropped, it goes home to its region; in a child of fork, which waits for nobody, it is leaked.
 ///
 /// # Invariants
 ///

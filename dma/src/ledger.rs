@@ -5,6 +5,8 @@ use std::mem;
 use std::sync::Arc;
 
 use failstop_pci::clock::Clock;
+use failstop_pci::fork::Process;
+use failstop_pci::id::{DeviceId, Generation};
 use failstop_pci::transport::{Iova, Unmapped};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use thiserror::Error;
@@ -96,9 +98,14 @@ pub(crate) enum LetGo {
 /// Its lock is a leaf: taken for a few map operations, never held over a system call. An entry
 /// holds the memory itself, so that nothing else that is dropped can free it.
 ///
+/// In a child of fork nobody waits for the lock, which may be held there for ever: the accounts read
+/// as empty (C28) [R12].
+///
 /// People read it; only this crate's [`AddressSpace`](crate::space::AddressSpace) writes it.
 pub struct Ledger {
     times: Times,
+    /// Whose the accounts are.
+    process: Process,
     accounts: Mutex<Accounts>,
     /// A call came back.
     returned: Condvar,
@@ -108,9 +115,16 @@ impl Ledger {
     pub(crate) fn new(iovas: IovaAllocator, clock: Arc<dyn Clock>) -> Self {
         Self {
             times: Times::new(clock),
+            process: Process::this(),
             accounts: Mutex::new(Accounts::new(iovas)),
             returned: Condvar::new(),
         }
+    }
+
+    /// Whether this process keeps the accounts: a child of fork has a copy, and does not.
+    #[inline]
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process.is_this()
     }
 
     fn accounts(&self) -> MutexGuard<'_, Accounts> {
@@ -268,25 +282,40 @@ impl Ledger {
         Some(kept)
     }
 
-    /// Whose the entry of a handle is, or was.
+    /// Whose the entry of a handle is, or was; in a child of fork an object of no device, which no
+    /// proof covers.
     pub(crate) fn owner(&self, key: &Key) -> ObjectId {
+        if !self.is_ours() {
+            return ObjectId {
+                device: DeviceId::fresh(),
+                generation: Generation::FIRST,
+                serial: 0,
+                kind: "object of a parent process",
+            };
+        }
         self.accounts().entries.of_handle(key.slot).owner
     }
 
-    /// Whether the entry is still listed.
+    /// Whether the entry is still listed; not in a child of fork.
     pub(crate) fn lists(&self, key: &Key) -> bool {
-        self.accounts().entry(key).is_some()
+        self.is_ours() && self.accounts().entry(key).is_some()
     }
 
-    /// The sums.
+    /// The sums; of nothing in a child of fork.
     #[must_use]
     pub fn totals(&self) -> Totals {
+        if !self.is_ours() {
+            return Totals::default();
+        }
         self.accounts().totals()
     }
 
-    /// Every line, by address.
+    /// Every line, by address; none in a child of fork.
     #[must_use]
     pub fn lines(&self) -> Vec<Line> {
+        if !self.is_ours() {
+            return Vec::new();
+        }
         let scale = self.times.scale();
         let mut accounts = self.accounts();
         let all = accounts.all();

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use failstop_pci::fork::Process;
 use failstop_pci::transport::Iova;
 use thiserror::Error;
 
@@ -50,6 +51,8 @@ pub(crate) struct Region {
     /// Rings that hold frames of this region and were not dismantled with a proof, also those that
     /// were lost; the top bit closes the region to new ones.
     rings: AtomicU32,
+    /// Who may ask for `home`: in a child of fork it may be held for ever, by a thread that is not there.
+    process: Process,
     home: Mutex<Home>,
 }
 
@@ -142,8 +145,11 @@ impl Home {
 const CLOSED: u32 = 1 << 31;
 
 impl Region {
-    fn home(&self) -> MutexGuard<'_, Home> {
-        self.home.lock().unwrap_or_else(PoisonError::into_inner)
+    /// None in a child of fork, which waits for no lock of its parent's (C28) [R12].
+    fn home(&self) -> Option<MutexGuard<'_, Home>> {
+        self.process
+            .is_this()
+            .then(|| self.home.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Where the device finds it. A ring that holds the region keeps it from changing.
@@ -161,11 +167,13 @@ impl Region {
         unsafe { NonNull::new_unchecked(base) }
     }
 
-    fn object(&self) -> ObjectId {
-        self.home().object
+    /// Whose it is; none in a child of fork.
+    fn object(&self) -> Option<ObjectId> {
+        Some(self.home()?.object)
     }
 
-    /// Takes a frame home; frees the region when that was the last of everything.
+    /// Takes a frame home; frees the region when that was the last of everything. In a child of fork the
+    /// frame is leaked, and with it the region.
     pub(crate) fn come_home(region: NonNull<Self>, offset: u32) {
         Self::let_go(region, 1, |home| home.offsets.push(offset));
     }
@@ -185,7 +193,9 @@ impl Region {
     fn let_go(region: NonNull<Self>, count: u64, note: impl FnOnce(&mut Home)) {
         let last = {
             // SAFETY: the caller's frames or handle are counted in `out`, so the region lives.
-            let mut home = unsafe { region.as_ref() }.home();
+            let Some(mut home) = unsafe { region.as_ref() }.home() else {
+                return;
+            };
             note(&mut home);
             home.out -= count;
             home.out == 0
@@ -198,7 +208,8 @@ impl Region {
 
     /// Whether a proof for a ring gives back the frames of this region that are in it.
     pub(crate) fn is_given_back_by(&self, proof: &ReleaseProof) -> bool {
-        !proof.is_of_life() || proof.covers(self.object(), Iova(self.iova()))
+        let covered = |object| proof.covers(object, Iova(self.iova()));
+        !proof.is_of_life() || self.object().is_some_and(covered)
     }
 
     /// Closes the region to new rings; false when another number of rings than `rings` holds it, or
@@ -246,7 +257,10 @@ impl Shared {
 
 impl Clone for Shared {
     fn clone(&self) -> Self {
-        self.region().home().out += 1;
+        // Where nothing is counted, nothing is counted down either.
+        if let Some(mut home) = self.region().home() {
+            home.out += 1;
+        }
         Self(self.0)
     }
 }
@@ -291,6 +305,7 @@ impl FrameRegion {
             frame,
             count,
             rings: AtomicU32::new(0),
+            process: Process::this(),
             home: Mutex::new(Home {
                 object: mapping.owner(),
                 memory,
@@ -328,7 +343,7 @@ impl FrameRegion {
         self.mapping.iova()
     }
 
-    /// Whose it is.
+    /// Whose it is: see [`Mapping::owner`].
     #[must_use]
     pub fn owner(&self) -> ObjectId {
         self.mapping.owner()
@@ -347,10 +362,13 @@ impl FrameRegion {
     }
 
     /// Closes the region to new rings and says that none holds it; none when one does, and nothing
-    /// has changed then.
+    /// has changed then. None in a child of fork, whose parent's rings go on.
     #[must_use]
     pub fn unreferenced(&self) -> Option<Unreferenced> {
         let region = self.shared.region();
+        if !region.process.is_this() {
+            return None;
+        }
         let closed = region.close(0) || region.rings.load(Ordering::Acquire) == CLOSED;
         closed.then(|| Unreferenced::new(self.owner(), self.iova()))
     }
@@ -381,6 +399,9 @@ impl FrameRegion {
             let error = space.not_carried(region.owner(), why);
             Err((region, error))
         };
+        if !self.shared.region().process.is_this() {
+            return refused(self, "it is of the process that this one was forked from");
+        }
         if !proof.covers(self.owner(), self.iova()) {
             return refused(self, "the proof does not cover it");
         }
@@ -388,7 +409,7 @@ impl FrameRegion {
             return refused(self, "its old mapping was not released");
         }
         let region = self.shared.region();
-        let lost = region.home().lost_rings;
+        let lost = region.home().map_or(0, |home| home.lost_rings);
         if !region.close(lost) {
             return refused(self, "queues hold frames of it, or it is being destroyed");
         }
@@ -396,7 +417,10 @@ impl FrameRegion {
         let old = self.mapping.memory();
         let memory = match space.renewed(owner, old) {
             Ok(memory) if Arc::ptr_eq(&memory, old) => memory,
-            Ok(memory) => region.home().settle(memory),
+            Ok(memory) => match region.home() {
+                Some(mut home) => home.settle(memory),
+                None => memory,
+            },
             Err(error) => {
                 region.open(lost);
                 return Err((self, error));
@@ -405,9 +429,11 @@ impl FrameRegion {
         let mapping = match space.map_again(owner, memory.clone()) {
             Ok(mapping) => mapping,
             Err(error) => {
-                if !Arc::ptr_eq(&memory, old) {
+                if !Arc::ptr_eq(&memory, old)
+                    && let Some(mut home) = region.home()
+                {
                     // Views of some lives ago may point there.
-                    region.home().former.insert(0, Former::Held(memory));
+                    home.former.insert(0, Former::Held(memory));
                 }
                 region.open(lost);
                 return Err((self, error));
@@ -417,19 +443,19 @@ impl FrameRegion {
         region.iova.store(mapping.iova().0, Ordering::Relaxed);
         let memory = mapping.memory().clone();
         self.mapping = mapping;
-        let mut home = region.home();
-        home.object = owner;
-        if !Arc::ptr_eq(&home.memory, &memory) {
-            let base = memory.base().as_ptr();
-            home.replace(memory);
-            region.base.store(base, Ordering::Release);
+        if let Some(mut home) = region.home() {
+            home.object = owner;
+            if !Arc::ptr_eq(&home.memory, &memory) {
+                let base = memory.base().as_ptr();
+                home.replace(memory);
+                region.base.store(base, Ordering::Release);
+            }
+            // What the device could still reach when its ring was dropped, it cannot any more.
+            let found = mem::take(&mut home.lost);
+            home.offsets.extend(found);
+            home.lost_rings = 0;
+            region.open(0);
         }
-        // What the device could still reach when its ring was dropped, it cannot any more.
-        let found = mem::take(&mut home.lost);
-        home.offsets.extend(found);
-        home.lost_rings = 0;
-        region.open(0);
-        drop(home);
         Ok(self)
     }
 
@@ -442,7 +468,8 @@ impl FrameRegion {
         self.mapping
     }
 
-    /// Releases the region if no ring holds it.
+    /// Releases the region if no ring holds it. In a child of fork, which has nothing to release, it is
+    /// handed back as if one did.
     ///
     /// # Errors
     ///
@@ -487,11 +514,11 @@ pub struct Census {
 }
 
 impl FrameRegion {
-    /// Counts the frames.
+    /// Counts the frames; in a child of fork none is at home.
     #[must_use]
     pub fn census(&self) -> Census {
         let region = self.shared.region();
-        let home = region.home().offsets.len() as u32;
+        let home = region.home().map_or(0, |home| home.offsets.len() as u32);
         Census {
             total: region.count,
             home,
@@ -502,6 +529,9 @@ impl FrameRegion {
 
 /// Hands out frames of one region, and takes them back without a lock. One thread's; a region can
 /// have several.
+///
+/// In a child of fork it has the frames that it held at the fork, which are the child's own pages of
+/// zeros, and fetches no others.
 pub struct Pool {
     shared: Shared,
     free: Vec<Frame>,
@@ -559,7 +589,8 @@ impl Pool {
     /// Frames that can be taken now.
     #[must_use]
     pub fn available(&self) -> usize {
-        self.free.len() + self.shared.region().home().offsets.len()
+        let home = self.shared.region().home();
+        self.free.len() + home.map_or(0, |home| home.offsets.len())
     }
 
     pub(crate) fn region(&self) -> NonNull<Region> {
@@ -569,7 +600,9 @@ impl Pool {
     #[cold]
     fn fetch(&mut self) {
         let offsets = {
-            let mut home = self.shared.region().home();
+            let Some(mut home) = self.shared.region().home() else {
+                return;
+            };
             home.out += home.offsets.len() as u64;
             mem::take(&mut home.offsets)
         };
@@ -584,23 +617,19 @@ impl Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "pool of {}: {} available",
-            self.shared.region().object(),
-            self.available()
-        )
+        let available = self.available();
+        match self.shared.region().object() {
+            Some(object) => write!(f, "pool of {object}: {available} available"),
+            None => write!(f, "pool of a parent process: {available} available"),
+        }
     }
 }
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} frames of {} bytes",
-            self.object(),
-            self.count,
-            self.frame
-        )
+        if let Some(object) = self.object() {
+            write!(f, "{object}: ")?;
+        }
+        write!(f, "{} frames of {} bytes", self.count, self.frame)
     }
 }

@@ -8,17 +8,23 @@
 #[path = "../../driver/tests/scripted/mod.rs"]
 mod scripted;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use failstop::device::Device;
-use failstop::pci::id::Generation;
+use failstop::pci::clock::ManualClock;
+use failstop::pci::id::{DeviceId, Generation};
 use failstop::port::Port;
 use failstop::provider::Statistics;
 use failstop::queues::completions::Completions;
 use failstop::queues::lifecycle::Cause;
 use failstop::supervisor::{Policy, Supervisor};
+use failstop_dma::proof::ObjectId;
+use failstop_dma::region::{Census, FrameRegion, Pool};
+use failstop_dma::ring::ExchangeRing;
+use failstop_dma::space::AddressSpace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
@@ -102,45 +108,122 @@ fn looks(device: &Device) {
     assert!(device.recovery().is_none());
 }
 
-/// Forks while other threads take the locks of a device all the time: who closes, reclaims or looks
-/// in a child waits for none of them.
-fn ends_amid_locks(device: &Device) {
+/// Forks while other threads take these locks all the time: `act` waits in a child for none of them.
+fn ends_while(locks: Vec<Box<dyn Fn() + Send + '_>>, mut act: impl FnMut(u32)) {
     let stop = AtomicBool::new(false);
-    let ended: Vec<WaitStatus> = thread::scope(|scope| {
-        // Of the life, and of its provider.
-        let locks: [fn(&Device); 2] = [|device| _ = device.objects(), |device| _ = device.link()];
+    let ended = thread::scope(|scope| {
         for take in locks {
             let stop = &stop;
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    take(device);
+                    take();
                 }
             });
         }
-        let mut ended = Vec::new();
-        for fork in 0..FORKS {
-            let status = child(|| {
-                looks(device);
-                assert_eq!(device.reclaim(), 0);
-                // SAFETY: as in the test, of another child.
-                let device = unsafe { std::ptr::read(device) };
-                let report = if fork % 2 == 0 {
-                    device.close()
-                } else {
-                    device.give_back()
-                };
-                assert_eq!(report.left, []);
-            });
-            ended.push(status);
-            if !matches!(status, WaitStatus::Exited(_, 0)) {
-                break;
-            }
-        }
+        let well = |status: &WaitStatus| matches!(status, WaitStatus::Exited(_, 0));
+        let bad = (0..FORKS)
+            .map(|fork| child(|| act(fork)))
+            .find(|status| !well(status));
         stop.store(true, Ordering::Relaxed);
-        ended
+        bad
     });
-    let last = ended.last();
-    assert!(matches!(last, Some(WaitStatus::Exited(_, 0))), "{last:?}");
+    assert_eq!(ended, None);
+}
+
+/// Who closes, reclaims or looks.
+fn ends_amid_locks(device: &Device) {
+    // Of the life, and of its provider.
+    ends_while(
+        vec![
+            Box::new(|| _ = device.objects()),
+            Box::new(|| _ = device.link()),
+        ],
+        |fork| {
+            looks(device);
+            assert_eq!(device.reclaim(), 0);
+            // SAFETY: as in the test, of another child.
+            let device = unsafe { std::ptr::read(device) };
+            let report = if fork % 2 == 0 {
+                device.close()
+            } else {
+                device.give_back()
+            };
+            assert_eq!(report.left, []);
+        },
+    );
+}
+
+/// Keeps the lock of a pool's region.
+fn counts(pool: &Pool) {
+    for _ in 0..100 {
+        let _ = pool.available();
+    }
+}
+
+/// Who drops frames or a port, counts frames, or takes more of them than its pool has.
+fn pool_ends_amid_locks(port: &mut Port) {
+    let frames = port.take_frames(4).unwrap();
+    let (one, two) = (port.pool().share(), port.pool().share());
+    ends_while(
+        vec![
+            Box::new(move || counts(&one)),
+            Box::new(move || counts(&two)),
+        ],
+        |fork| {
+            let Census { total, home, out } = port.census().unwrap();
+            assert_eq!((home, out), (0, total));
+            assert!(port.take_frames(1 << 10).is_none());
+            assert!(!format!("{:?}", port.pool().share()).is_empty());
+            // SAFETY: as in the test, of another child.
+            let frames = unsafe { std::ptr::read(&raw const frames) };
+            // SAFETY: as above.
+            let port = unsafe { std::ptr::read(&raw const *port) };
+            if fork % 2 == 0 {
+                drop((frames, port));
+            } else {
+                drop((port, frames));
+            }
+        },
+    );
+}
+
+/// Who reads the accounts of DMA memory, or drops what has a line in them: mappings, regions, rings.
+fn accounts_end_amid_locks() {
+    let bench = Bench::new();
+    let clock = Arc::new(ManualClock::default());
+    let space = AddressSpace::new(bench.function.clone(), u64::MAX, clock).unwrap();
+    let owner = |serial| ObjectId {
+        device: DeviceId::fresh(),
+        generation: Generation::FIRST,
+        serial,
+        kind: "test",
+    };
+    let mapping = space.map(owner(1), 1 << 12).unwrap();
+    let memory = space.map(owner(2), 1 << 12).unwrap();
+    let (region, mut pool) = FrameRegion::new(memory, FRAME, 16).unwrap();
+    let ring = ExchangeRing::create(&space, owner(3), &mut pool, 8).unwrap();
+    let ledger = space.ledger();
+    assert!(ledger.totals().live_bytes > 0);
+    let (one, two) = (pool.share(), pool.share());
+    let look = |pool: &Pool| {
+        let _ = (ledger.totals(), ledger.lines());
+        counts(pool);
+    };
+    ends_while(
+        vec![Box::new(move || look(&one)), Box::new(move || look(&two))],
+        |_| {
+            assert_eq!(ledger.totals().live_bytes, 0);
+            assert_eq!(ledger.lines().len(), 0);
+            assert!(mapping.is_shell() && region.unreferenced().is_none());
+            assert!(!format!("{mapping:?} {region:?} {ring:?} {pool:?}").is_empty());
+            // SAFETY: as in the test, of another child.
+            drop(unsafe { std::ptr::read(&raw const mapping) });
+            // SAFETY: as above.
+            drop(unsafe { std::ptr::read(&raw const ring) });
+            // SAFETY: as above.
+            drop(unsafe { std::ptr::read(&raw const region) });
+        },
+    );
 }
 
 #[test]
@@ -182,6 +265,7 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
         assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
     }
     ends_amid_locks(&device);
+    pool_ends_amid_locks(&mut port);
 
     assert_eq!(device.broken(), None);
     assert_eq!(bench.function.log(), log);
@@ -189,4 +273,5 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
     assert_eq!(bench.receive(0, 3, 60), 3);
     let mut frames = port.take_frames(8).unwrap();
     assert_eq!(port.rx_burst(&mut frames), 3);
+    accounts_end_amid_locks();
 }

@@ -14,7 +14,8 @@ use crate::proof::{ObjectId, ReleaseProof};
 /// Memory of one object that the device can reach.
 ///
 /// Dropping it without a proof quarantines the memory: it is kept, counted and reported, and not
-/// freed until a proof comes ([`AddressSpace::settle`]).
+/// freed until a proof comes ([`AddressSpace::settle`]). In a child of fork, to which the memory is
+/// its parent's, a drop asks nobody and writes nothing down.
 ///
 /// When the ladder took the range out of the ledger, the handle is a *shell* (R5): it goes on
 /// holding its pages, counted as held, and has nothing to do with whoever uses the address next.
@@ -56,6 +57,10 @@ impl Drop for Claim {
     #[inline]
     fn drop(&mut self) {
         if self.stands {
+            if !self.space.ledger.is_ours() {
+                // Also the way to the device is the parent's: its end would be heard there.
+                return std::mem::forget(self.space.clone());
+            }
             self.quarantine();
         }
     }
@@ -116,7 +121,7 @@ impl Mapping {
         false
     }
 
-    /// Whose it is.
+    /// Whose it is; in a child of fork an object of no device.
     #[must_use]
     pub fn owner(&self) -> ObjectId {
         self.claim.space.ledger.owner(&self.claim.key)
@@ -129,7 +134,7 @@ impl Mapping {
     }
 
     /// Whether the ladder took it out of the ledger: no device reaches the memory any more, which
-    /// stays for as long as this handle and others hold it.
+    /// stays for as long as this handle and others hold it. True in a child of fork.
     #[must_use]
     pub fn is_shell(&self) -> bool {
         !self.claim.space.ledger.lists(&self.claim.key)
