@@ -99,7 +99,7 @@ pub(crate) enum LetGo {
 /// holds the memory itself, so that nothing else that is dropped can free it.
 ///
 /// In a child of fork nobody waits for the lock, which may be held there for ever: the accounts read
-/// as empty (C28) [R12].
+/// as empty (C28, R12).
 ///
 /// People read it; only this crate's [`AddressSpace`](crate::space::AddressSpace) writes it.
 pub struct Ledger {
