@@ -300,8 +300,14 @@ impl Life {
         self.objects.load(Ordering::Acquire)
     }
 
-    /// Refuses on a device that is broken or closed.
+    /// Refuses on a device that is broken or closed, and in a child of fork, whose memory must not come
+    /// into the reach of its parent's device.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        if !self.is_ours() {
+            return Err(DeviceError::Child {
+                device: self.name(),
+            });
+        }
         if !self.lifecycle.is_broken() {
             return Ok(());
         }

@@ -14,6 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use failstop::device::Device;
+use failstop::objects::Pd;
+use failstop::owned::Owned;
 use failstop::pci::clock::ManualClock;
 use failstop::pci::id::{DeviceId, Generation};
 use failstop::port::Port;
@@ -90,6 +92,19 @@ fn bursts(device: &Device, port: &mut Port) {
     assert!(!device.break_now(Cause::User));
     assert!(device.revocation().is_none());
     assert!(device.recover().is_err());
+}
+
+/// A child brings nothing of its own into the reach of its parent's device.
+fn makes_nothing(device: &Device, pd: &Owned<Pd>) {
+    let says = |refused: Option<String>| {
+        let text = refused.expect("it was made");
+        assert!(text.contains("forked from"), "{text}");
+    };
+    says(device.alloc_pd().err().map(|error| error.to_string()));
+    says(device.create_cq(8).err().map(|error| error.to_string()));
+    says(pd.register(8, 2048).err().map(|error| error.to_string()));
+    let port = Port::open(device, &small());
+    says(port.err().map(|error| error.to_string()));
 }
 
 /// What a child is told of its parent's device: what never changes, and otherwise of none.
@@ -237,6 +252,10 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
     let (log, registers) = (bench.function.log(), bench.registers());
 
     let used = child(|| bursts(&device, &mut port));
+    let made = child(|| {
+        makes_nothing(&device, &pd);
+        assert_eq!(bench.function.log(), log);
+    });
     let unregistered = child(|| {
         // SAFETY: the child drops its copies, as a program that forks and returns does; those of
         // the parent are not moved.
@@ -261,7 +280,7 @@ fn c28_a_child_that_uses_or_drops_what_it_inherited_ends_and_harms_nobody() {
         assert_eq!(device.close().left, []);
         assert_eq!(bench.function.log(), log);
     });
-    for ended in [used, unregistered, dropped, closed] {
+    for ended in [used, made, unregistered, dropped, closed] {
         assert!(matches!(ended, WaitStatus::Exited(_, 0)), "{ended:?}");
     }
     ends_amid_locks(&device);

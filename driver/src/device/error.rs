@@ -43,6 +43,12 @@ pub enum DeviceError {
         /// The first double word.
         value: u32,
     },
+    /// A child of fork has copies of its parent's objects, and no device.
+    #[error("{device}: it is driven by the process that this one was forked from; open one here")]
+    Child {
+        /// The function's name.
+        device: String,
+    },
     /// A reset of it is under way, or may happen yet.
     #[error(transparent)]
     Reset(#[from] ResetFailed),
