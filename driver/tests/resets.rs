@@ -4,6 +4,7 @@
 
 mod scripted;
 
+use std::error::Error as _;
 use std::thread;
 use std::time::Duration;
 
@@ -134,6 +135,12 @@ fn c35_a_reset_that_hangs_at_open_is_left_behind_and_none_is_begun_beside_it() {
     assert!(
         matches!(late, DeviceError::Reset(ResetFailed::Unanswered { .. })),
         "{late}"
+    );
+    // It says who hangs, and what to do (R13).
+    let why = late.source().expect("no reason").to_string();
+    assert!(
+        why.contains("the kernel, or the server") && why.contains("try again later"),
+        "{why}"
     );
     let again = bench.try_open().unwrap_err();
     assert!(matches!(again, DeviceError::InUse { .. }), "{again}");

@@ -15,6 +15,7 @@ use failstop_pci::window::Window;
 use super::{Claimed, DeviceError};
 use crate::flight::{Control, Flight};
 use crate::ladder::{Hand, NoResult, with_source};
+use crate::name::last_resort;
 use crate::provider::SoftwareReset;
 
 /// That all accesses together take no longer than they may, until dropped.
@@ -129,7 +130,14 @@ impl Reset<'_> {
             Err(NoResult::NoHand) => Err(no_thread(io::ErrorKind::Other.into())),
             Err(NoResult::Late) => Ok(Err(ResetFailed::Unanswered {
                 device: device(),
-                source: io::ErrorKind::TimedOut.into(),
+                source: io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "the kernel, or the server, has not made it within {:?}; {}, or try again later",
+                        self.deadline,
+                        last_resort(self.transport.name())
+                    ),
+                ),
             })),
         }
     }
